@@ -1,0 +1,87 @@
+"""What the harness asks of a server, and what a server may answer: one adapter an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+__all__ = ["ArmProof", "Engine", "Launch", "PlanReport"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How one server process is started: no shell, and only this environment (plus the harness's fixed clean base)."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """The FP4 plan state of one server process, read from its log (and, for lazy misses, its counters)."""
+
+    mode: str
+    loaded: int
+    tuned: int
+    rejected: int
+    saved: int
+    lazy_misses: int
+    delay_us: int
+    metadata: str
+    selected: tuple[tuple[int, int, int, int], ...]  # (M bucket, N, K, tactic), sorted
+    map_sha256: str
+    faults: tuple[str, ...] = ()  # lines with a plan-cache prefix that this project does not expect
+
+
+@dataclass(frozen=True)
+class ArmProof:
+    """Whether the arm's switch was really active in one process: which counter or line says so."""
+
+    active: bool
+    seen: str
+    required: str
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """An adapter. `options` of the configuration are validated by its constructor, before anything is started.
+
+    Capabilities: `fp4_plans` (plan documents and a plan log), `arm_counters` (a proof of the arm), `model_gate`
+    (fixed assertions of its own), `sequential_proof` (token ids are comparable across arms), `token_ids` (prompts may
+    be token ids). What is absent is not-applicable and makes the run non-binding.
+    """
+
+    name: str
+    capabilities: frozenset[str]
+    vocabulary: int  # token ids in prompts are drawn from [first_token, vocabulary)
+    first_token: int
+
+    def identity(self) -> Mapping[str, Any]:
+        """What the subject is: versions, weights digest, build id. No absolute path. Goes into the plan's digest."""
+
+    def prepare(self) -> None:
+        """Make what every process reads (weights). Idempotent; runs before the lease. UsageError when it cannot."""
+
+    def cache_roots(self) -> Sequence[Path]:
+        """Files and folders to be dropped from the page cache around each leg: weights, never libraries or outputs."""
+
+    def launch(self, arm: Mapping[str, Any], port: int, plan: Path | None, read_only: bool) -> Launch:
+        """The server of one arm. `arm` is {'flags': {...}, 'env': {...}} out of the configuration."""
+
+    def served_model(self) -> str:
+        """The id under which /v1/models and completions know the model."""
+
+    def plan_report(self, log: str, metrics: str) -> PlanReport | None:
+        """The plan state from a finished process's log and last /metrics text; None without `fp4_plans`."""
+
+    def arm_proof(self, arm: Mapping[str, Any], metrics: str) -> ArmProof | None:
+        """The proof that the arm was active; None without `arm_counters`."""
+
+    def model_gate_argv(self, arm: Mapping[str, Any], plan: Path | None) -> Launch | None:
+        """The engine's own correctness program for one arm; None without `model_gate`."""
+
+    def model_gate_report(self, log: str) -> Mapping[str, Any]:
+        """Parsed counts: {'cases': n, 'assertions': n, 'failed': n, 'skipped': n, 'tokens': n, 'of': n}."""

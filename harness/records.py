@@ -1,0 +1,119 @@
+"""What a leg leaves behind, as values. Standard library only: verify, axes and gates read these anywhere.
+
+Units are in the names: `_ns` nanoseconds, `_kib` KiB, `_mib` MiB. Unknown is None and never 0. Monotonic stamps are
+CLOCK_MONOTONIC and are written as strings, offsets from a request's start as integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from harness.errors import HarnessError
+
+__all__ = ["LoadReport", "MemorySample", "RequestRecord"]
+
+
+def _known(cls: type, data: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The fields of `cls` out of `data`; a missing one is HarnessError `bad-record` naming it."""
+    names = {field.name for field in fields(cls)}
+    missing = sorted(names - data.keys())
+    if missing:
+        raise HarnessError("bad-record", f"{what} lacks {', '.join(missing)}")
+    return {name: data[name] for name in names}
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """One streamed completion, as stamped at the socket.
+
+    `start_ns` is taken right before the request's bytes are handed to the kernel; `chunk_ns[i]` is the offset at which
+    the bytes that completed the i-th event with a non-empty `choices` list were readable; `done_ns` the offset of
+    `[DONE]`. `chunk_tokens` is the running usage after each chunk where the server sends one, else None. Token counts
+    come from `usage` alone. A request that failed in any way has `error` set and enters no axis.
+    """
+
+    index: int
+    prompt_sha256: str
+    start_ns: int
+    chunk_ns: tuple[int, ...]
+    chunk_tokens: tuple[int, ...] | None
+    done_ns: int | None
+    prompt_tokens: int | None
+    output_tokens: int | None
+    text_sha256: str
+    finish_reason: str | None
+    status: int | None
+    error: str | None
+    retries: int
+    shared_stamps: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "start_ns": str(self.start_ns)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RequestRecord:
+        values = _known(cls, data, "a request record")
+        tokens = values["chunk_tokens"]
+        values.update(
+            start_ns=int(values["start_ns"]),
+            chunk_ns=tuple(values["chunk_ns"]),
+            chunk_tokens=None if tokens is None else tuple(tokens),
+        )
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """One closed-loop series as the client saw it; the requests themselves are in `requests.jsonl.gz`.
+
+    `duration_ns` runs from the first timed request's start to the last one's end. `peak_in_flight` is computed from
+    the intervals themselves, not from whole-second buckets. `loop_lag_p99_ns` is how late the client's loop was.
+    """
+
+    concurrency: int
+    requests: int
+    warmups: int
+    duration_ns: int
+    peak_in_flight: int
+    loop_lag_p99_ns: int
+    stamp_source: str
+    itl_basis: str
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "duration_ns": str(self.duration_ns)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LoadReport:
+        values = _known(cls, data, "a load report")
+        values.update(duration_ns=int(values["duration_ns"]), warnings=tuple(values["warnings"]))
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class MemorySample:
+    """One sample of an engine's process tree and of the host. `alive` is False once no process of the tree is left.
+
+    `gpu_mib` sums NVML's per-process memory over the tree; None with `gpu_reason` where there is no device or the
+    answer was not available. `pids` are (pid, start time in clock ticks since boot), so that a reused pid is seen.
+    """
+
+    t_ns: int
+    alive: bool
+    pids: tuple[tuple[int, int], ...]
+    pss_kib: int | None
+    rss_kib: int | None
+    mem_available_kib: int | None
+    gpu_mib: int | None
+    gpu_reason: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "t_ns": str(self.t_ns), "pids": [list(pid) for pid in self.pids]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> MemorySample:
+        values = _known(cls, data, "a memory sample")
+        values.update(t_ns=int(values["t_ns"]), pids=tuple((int(pid), int(start)) for pid, start in values["pids"]))
+        return cls(**values)
