@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["EXIT_BUG", "EXIT_FAIL", "EXIT_PASS", "EXIT_TAMPERED", "EXIT_USAGE", "EXIT_VOID", "HarnessError", "UsageError"]
+__all__ = [
+    "EXIT_BUG",
+    "EXIT_FAIL",
+    "EXIT_PASS",
+    "EXIT_TAMPERED",
+    "EXIT_USAGE",
+    "EXIT_VOID",
+    "HarnessError",
+    "UsageError",
+]
 
 EXIT_PASS = 0
 EXIT_FAIL = 1

@@ -7,12 +7,23 @@ CLOCK_MONOTONIC and are written as strings, offsets from a request's start as in
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from harness.errors import HarnessError
 
-__all__ = ["LoadReport", "MemorySample", "RequestRecord"]
+__all__ = [
+    "ArmProof",
+    "CacheDrop",
+    "Check",
+    "Leg",
+    "LoadReport",
+    "MemoryReturn",
+    "MemorySample",
+    "ModelGate",
+    "PlanReport",
+    "RequestRecord",
+]
 
 
 def _known(cls: type, data: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -117,3 +128,129 @@ class MemorySample:
         values = _known(cls, data, "a memory sample")
         values.update(t_ns=int(values["t_ns"]), pids=tuple((int(pid), int(start)) for pid, start in values["pids"]))
         return cls(**values)
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """The FP4 plan state of one server process, read from its log (and, for lazy misses, its counters)."""
+
+    mode: str
+    loaded: int
+    tuned: int
+    rejected: int
+    saved: int
+    lazy_misses: int
+    delay_us: int
+    metadata: str
+    selected: tuple[tuple[int, int, int, int], ...]  # (M bucket, N, K, tactic), sorted
+    map_sha256: str
+    faults: tuple[str, ...] = ()  # lines with a plan-cache prefix that this project does not expect
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "selected": [list(row) for row in self.selected], "faults": list(self.faults)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PlanReport:
+        values = _known(cls, data, "a plan report")
+        values.update(
+            selected=tuple((int(m), int(n), int(k), int(tactic)) for m, n, k, tactic in values["selected"]),
+            faults=tuple(values["faults"]),
+        )
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class ArmProof:
+    """Whether the arm's switch was really active in one process: which counter or line says so."""
+
+    active: bool
+    seen: str
+    required: str
+    values: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ArmProof:
+        return cls(**_known(cls, data, "an arm proof"))
+
+
+@dataclass(frozen=True)
+class CacheDrop:
+    """One page-cache drop, proven by mincore. The inventory digest is over relative paths and sizes."""
+
+    succeeded: bool
+    file_count: int
+    inventory_sha256: str
+    resident_after_bytes: int
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CacheDrop:
+        return cls(**_known(cls, data, "a cache drop"))
+
+
+@dataclass(frozen=True)
+class MemoryReturn:
+    """Whether MemAvailable came back after an engine was stopped, within its tolerance."""
+
+    returned: bool
+    baseline_kib: int
+    final_kib: int
+    tolerance_kib: int
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> MemoryReturn:
+        return cls(**_known(cls, data, "a memory return"))
+
+
+@dataclass(frozen=True)
+class ModelGate:
+    """Counts parsed from the engine's own correctness program; `tokens` of `of` were exact."""
+
+    cases: int
+    assertions: int
+    failed: int
+    skipped: int
+    tokens: int
+    of: int
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ModelGate:
+        return cls(**_known(cls, data, "a model gate report"))
+
+
+@dataclass(frozen=True)
+class Leg:
+    """Everything one server process left behind. `kind` is seed, model-gate, sequential or timed.
+
+    `texts` are the completions of a sequential proof, in prompt order. A part that this kind of leg does not have, or
+    that the engine cannot give, is None.
+    """
+
+    name: str
+    kind: str
+    arm: str
+    concurrency: int | None
+    repetition: int | None
+    exit: str
+    requests: tuple[RequestRecord, ...] = ()
+    load: LoadReport | None = None
+    memory: tuple[MemorySample, ...] = ()
+    mem_baseline_kib: int | None = None
+    cache_before: CacheDrop | None = None
+    cache_after: CacheDrop | None = None
+    memory_return: MemoryReturn | None = None
+    plans: PlanReport | None = None
+    plan_sha256: tuple[str, str] | None = None  # the frozen document before and after this process
+    arm_proof: ArmProof | None = None
+    model_gate: ModelGate | None = None
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Check:
+    """One validity check: a stable code, where, what was seen and what was required."""
+
+    code: str
+    where: str
+    seen: str
+    required: str
+    ok: bool

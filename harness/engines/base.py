@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from harness.records import ArmProof, PlanReport
 
 __all__ = ["ArmProof", "Engine", "Launch", "PlanReport"]
 
@@ -17,33 +19,6 @@ class Launch:
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: Path
-
-
-@dataclass(frozen=True)
-class PlanReport:
-    """The FP4 plan state of one server process, read from its log (and, for lazy misses, its counters)."""
-
-    mode: str
-    loaded: int
-    tuned: int
-    rejected: int
-    saved: int
-    lazy_misses: int
-    delay_us: int
-    metadata: str
-    selected: tuple[tuple[int, int, int, int], ...]  # (M bucket, N, K, tactic), sorted
-    map_sha256: str
-    faults: tuple[str, ...] = ()  # lines with a plan-cache prefix that this project does not expect
-
-
-@dataclass(frozen=True)
-class ArmProof:
-    """Whether the arm's switch was really active in one process: which counter or line says so."""
-
-    active: bool
-    seen: str
-    required: str
-    values: Mapping[str, float] = field(default_factory=dict)
 
 
 class Engine(Protocol):

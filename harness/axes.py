@@ -1,0 +1,74 @@
+"""The axes of a gate and their values for one leg. Standard library only; every value is an exact fraction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from harness.client.metrics import AxisValue, timing_axes
+from harness.records import Leg, MemorySample
+
+__all__ = ["LOWER_TIMING", "MEMORY", "THROUGHPUT", "Axis", "axes_of", "leg_values"]
+
+THROUGHPUT = ("request_throughput", "input_throughput", "output_throughput", "total_token_throughput")
+LOWER_TIMING = tuple(
+    f"{statistic}_{metric}_ms"
+    for metric in ("ttft", "tpot", "itl", "e2el")
+    for statistic in ("mean", "median", "p90", "p99")
+)
+MEMORY = ("peak_pss_kib", "peak_rss_kib", "peak_gpu_memory_mib", "peak_mem_available_drop_kib")
+UNITS = {"request_throughput": "req/s", "peak_gpu_memory_mib": "MiB"}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One number on which the arms are compared. `direction` is higher or lower: which way is better."""
+
+    name: str
+    concurrency: int
+    kind: str  # timing or memory
+    direction: str
+    unit: str
+
+
+def axes_of(concurrencies: Sequence[int], gpu: bool) -> list[Axis]:
+    """20 timing and 4 memory axes per concurrency; 3 memory axes where no NVML device exists."""
+    return [axis for concurrency in concurrencies for axis in _axes_at(concurrency, gpu)]
+
+
+def _axes_at(concurrency: int, gpu: bool) -> Iterable[Axis]:
+    for name in THROUGHPUT:
+        yield Axis(name, concurrency, "timing", "higher", UNITS.get(name, "tok/s"))
+    for name in LOWER_TIMING:
+        yield Axis(name, concurrency, "timing", "lower", "ms")
+    for name in MEMORY:
+        if gpu or name != "peak_gpu_memory_mib":
+            yield Axis(name, concurrency, "memory", "lower", UNITS.get(name, "KiB"))
+
+
+def leg_values(leg: Leg) -> dict[str, AxisValue]:
+    """Every axis of one timed leg by name; a value that cannot be had is None with its reason."""
+    duration = leg.load.duration_ns if leg.load is not None else 0
+    return {**timing_axes(leg.requests, duration), **memory_axes(leg.memory, leg.mem_baseline_kib)}
+
+
+def memory_axes(samples: Sequence[MemorySample], baseline_kib: int | None) -> dict[str, AxisValue]:
+    """Peaks over the samples. The MemAvailable drop is counted from `baseline_kib`, read before the engine started."""
+    available = [sample.mem_available_kib for sample in samples if sample.mem_available_kib is not None]
+    if baseline_kib is None or not available:
+        drop = AxisValue(None, "MemAvailable was not readable")
+    else:
+        drop = AxisValue(Fraction(max(0, baseline_kib - min(available))), None)
+    reasons = [sample.gpu_reason for sample in samples if sample.gpu_reason]
+    return {
+        "peak_pss_kib": _peak([sample.pss_kib for sample in samples], "PSS was not readable"),
+        "peak_rss_kib": _peak([sample.rss_kib for sample in samples], "RSS was not readable"),
+        "peak_gpu_memory_mib": _peak([sample.gpu_mib for sample in samples], reasons[0] if reasons else "no samples"),
+        "peak_mem_available_drop_kib": drop,
+    }
+
+
+def _peak(values: Iterable[int | None], reason: str) -> AxisValue:
+    known = [value for value in values if value is not None]
+    return AxisValue(Fraction(max(known)), None) if known else AxisValue(None, reason)

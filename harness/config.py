@@ -1,0 +1,158 @@
+"""Every configuration key, typed and explained. `conf/` holds the values; these classes hold types, units, meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, get_type_hints
+
+__all__ = [
+    "ArmConfig",
+    "ClientConfig",
+    "Config",
+    "EngineConfig",
+    "EvidenceConfig",
+    "GateConfig",
+    "HostConfig",
+    "Key",
+    "RuleConfig",
+    "WorkloadConfig",
+    "keys",
+]
+
+
+def key(meaning: str, *, unit: str = "", default: Any = "???") -> Any:
+    """A configuration key: its meaning and unit are what `harness explain` prints. No default means mandatory."""
+    metadata = {"meaning": meaning, "unit": unit}
+    if isinstance(default, dict | list):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass
+class GateConfig:
+    name: str = key("which gate's demands apply: g4")
+    concurrencies: list[int] = key("closed-loop concurrencies, in the order they are run", unit="requests in flight")
+    repetitions: int = key("pairs of legs per concurrency")
+    model_gate: bool = key("run the engine's own model gate for both arms first", default=True)
+    sequential_requests: int = key(
+        "prompts sent one at a time to each arm for the same-shape proof; 0 = none", unit="requests", default=6
+    )
+    stacked: bool = key("allow the arms to differ in more than one lever", default=False)
+
+
+@dataclass
+class HostConfig:
+    name: str = key("name of the host in reports")
+    transport: str = key("how the supervisor is reached: local", default="local")
+    lease_path: str = key("the lock file that means `GPU in use`", default="/tmp/gpu")
+    lease_timeout_s: float = key("how long to wait for a lease that somebody holds", unit="s", default=600.0)
+    port: int = key("port the engine listens on, on 127.0.0.1", default=8001)
+    state_dir: str | None = key("where runs live while they run; null = the user's state directory", default=None)
+    cache_dir: str | None = key(
+        "where weights, corpora and engine environments are kept; null = the user's cache", default=None
+    )
+    max_load_average: float | None = key(
+        "refuse to start above this one-minute load average; null = do not check", default=None
+    )
+    min_mem_available_mib: int = key("refuse to start a leg below this MemAvailable", unit="MiB", default=1024)
+    min_disk_free_mib: int = key(
+        "refuse to start below this free space in the state directory", unit="MiB", default=1024
+    )
+    ready_timeout_s: float = key("how long an engine may take until its first completion", unit="s", default=180.0)
+    stop_grace_s: float = key("time between TERM and KILL for an engine's process group", unit="s", default=20.0)
+    memory_return_timeout_s: float = key(
+        "how long MemAvailable may take to come back after a leg", unit="s", default=20.0
+    )
+    sample_period_s: float = key("period of the memory sampler", unit="s", default=0.1)
+
+
+@dataclass
+class ArmConfig:
+    flags: dict[str, Any] = key("server options of this arm", default={})
+    env: dict[str, str] = key("environment variables of this arm", default={})
+
+
+@dataclass
+class EngineConfig:
+    name: str = key("which engine adapter runs the server: reference, llama_cpp")
+    options: dict[str, Any] = key("options of the adapter, the same for both arms", default={})
+    candidate: ArmConfig = field(default_factory=ArmConfig, metadata={"meaning": "arm A: the change", "unit": ""})
+    baseline: ArmConfig = field(default_factory=ArmConfig, metadata={"meaning": "arm B: what it replaces", "unit": ""})
+    plan: str | None = key("a native plan document to freeze; null seeds one in a read-write run", default=None)
+
+
+@dataclass
+class WorkloadConfig:
+    name: str = key("name of the workload in reports")
+    input_tokens: int = key("prompt length, exact", unit="tokens")
+    output_tokens: int = key("completion length, exact", unit="tokens")
+    points: dict[int, int] = key("timed requests per concurrency", unit="requests")
+    seed: int = key("seed of the prompts and of the requests", default=0)
+    binding: bool = key("whether a verdict on this workload may bind (rehearsals may not)", default=True)
+
+
+@dataclass
+class ClientConfig:
+    name: str = key("which load client runs: closed_loop")
+    request_timeout_s: float = key("longest time one request may take", unit="s", default=300.0)
+    leg_deadline_s: float = key("longest time one leg's load may take", unit="s", default=900.0)
+    stall_timeout_s: float = key("longest time without a new token in the whole leg", unit="s", default=120.0)
+    warmups: int | None = key(
+        "untimed requests before a leg; null = as many as the concurrency", unit="requests", default=None
+    )
+    max_loop_lag_ms: float = key("p99 lag of the client's loop above which a leg is void", unit="ms", default=20.0)
+
+
+@dataclass
+class RuleConfig:
+    name: str = key("name of the acceptance rule")
+    version: int = key("version of the acceptance rule; old bundles are judged by the one they name")
+    estimator: str = key("how repetitions are joined before the ratio: mean or median")
+    threshold: str = key("smallest accepted direction-normalised ratio, as exact decimal text", default="1")
+    order: str = key("order of the arms: seed = AB/BA/AB, abba = AB/BA/BA/AB, fixed = AB/AB/AB", default="seed")
+
+
+@dataclass
+class EvidenceConfig:
+    root: str = key(
+        "folder under which sealed bundles are put; relative to where the command was started", default="evidence"
+    )
+
+
+@dataclass
+class Config:
+    gate: GateConfig = field(default_factory=GateConfig)
+    host: HostConfig = field(default_factory=HostConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    client: ClientConfig = field(default_factory=ClientConfig)
+    rule: RuleConfig = field(default_factory=RuleConfig)
+    evidence: EvidenceConfig = field(default_factory=EvidenceConfig)
+
+
+@dataclass(frozen=True)
+class Key:
+    """One configuration key as `harness explain` prints it."""
+
+    name: str
+    type: str
+    unit: str
+    meaning: str
+
+
+def keys() -> dict[str, Key]:
+    """Every leaf key of the configuration by its dotted name."""
+    return {found.name: found for found in _walk(Config, "")}
+
+
+def _walk(cls: Any, prefix: str) -> list[Key]:
+    hints = get_type_hints(cls)
+    found: list[Key] = []
+    for item in fields(cls):
+        name, hint = prefix + item.name, hints[item.name]
+        if is_dataclass(hint):
+            found += _walk(hint, name + ".")
+        else:
+            kind = hint.__name__ if isinstance(hint, type) and not hasattr(hint, "__args__") else str(hint)
+            found.append(Key(name, kind.replace("typing.", ""), item.metadata["unit"], item.metadata["meaning"]))
+    return found

@@ -1,0 +1,122 @@
+"""The frozen plan of a run, as a value. Its canonical bytes are `plan.json`; their SHA-256 is the run's identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from harness import canonical
+from harness.errors import HarnessError
+
+__all__ = ["FORMAT", "Arm", "LegPlan", "NotApplicable", "Plan", "leg_order"]
+
+FORMAT = "nvfp4-gates-plan-v1"
+ORDERS = {"seed": ("AB", "BA", "AB"), "abba": ("AB", "BA", "BA", "AB"), "fixed": ("AB",)}
+
+
+@dataclass(frozen=True)
+class LegPlan:
+    """One server process to be run. `name` is its folder under `legs/`."""
+
+    name: str
+    kind: str
+    arm: str
+    concurrency: int | None = None
+    repetition: int | None = None
+
+
+@dataclass(frozen=True)
+class NotApplicable:
+    """What this engine or host cannot do, fixed before the first leg."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of the comparison, as configured."""
+
+    flags: Mapping[str, Any]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides what a run does and how it is judged; nothing that names a place on a disk."""
+
+    gate: str
+    concurrencies: tuple[int, ...]
+    repetitions: int
+    stacked: bool
+    workload: Mapping[str, Any]
+    client: Mapping[str, Any]
+    rule: Mapping[str, Any]
+    engine: str
+    options: Mapping[str, Any]
+    candidate: Arm
+    baseline: Arm
+    subject: Mapping[str, Any]
+    capabilities: tuple[str, ...]
+    host: Mapping[str, Any]
+    gpu: bool
+    corpus: Mapping[str, str]
+    frozen_plan_sha256: str | None
+    difference: tuple[str, ...]
+    legs: tuple[LegPlan, ...]
+    not_applicable: tuple[NotApplicable, ...]
+    harness: str
+    format: str = FORMAT
+
+    def requests(self, concurrency: int) -> int:
+        return int(self.workload["points"][str(concurrency)])
+
+    @property
+    def input_tokens(self) -> int:
+        return int(self.workload["input_tokens"])
+
+    @property
+    def output_tokens(self) -> int:
+        return int(self.workload["output_tokens"])
+
+    def arm(self, letter: str) -> Arm:
+        return self.candidate if letter == "A" else self.baseline
+
+    def unbinding(self) -> list[str]:
+        """Why a verdict on this plan cannot bind; empty when it can."""
+        reasons = [f"{item.what}: {item.reason}" for item in self.not_applicable]
+        if not self.workload["binding"]:
+            reasons.append(f"workload {self.workload['name']} is a rehearsal")
+        if self.rule["order"] == "fixed":
+            reasons.append("rule.order=fixed lets drift look like a difference between the arms")
+        return reasons
+
+    def to_bytes(self) -> bytes:
+        return canonical.dumps(asdict(self))
+
+    def digest(self) -> str:
+        return canonical.sha256_bytes(self.to_bytes())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Plan:
+        """Raises HarnessError `bad-plan` when a field is missing or the format is unknown."""
+        document = canonical.loads(data, "plan.json")
+        missing = sorted({item.name for item in fields(cls)} - set(document))
+        if missing or document["format"] != FORMAT:
+            lack = f"lacks {', '.join(missing)}" if missing else f"has format {document['format']!r}, not {FORMAT!r}"
+            raise HarnessError("bad-plan", f"plan.json {lack}")
+        values = dict(document)
+        for name, kind in (("legs", LegPlan), ("not_applicable", NotApplicable)):
+            values[name] = tuple(kind(**item) for item in document[name])
+        for name in ("candidate", "baseline"):
+            values[name] = Arm(**document[name])
+        for name in ("concurrencies", "capabilities", "difference"):
+            values[name] = tuple(document[name])
+        return cls(**values)
+
+
+def leg_order(order: str, repetitions: int) -> list[tuple[str, int]]:
+    """(arm, repetition) in running order: seed gives A1 B1, B2 A2, A3 B3."""
+    pairs = ORDERS[order]
+    return [(arm, number + 1) for number in range(repetitions) for arm in pairs[number % len(pairs)]]

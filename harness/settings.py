@@ -1,0 +1,175 @@
+"""From words on a command line to a checked configuration: Hydra composes, the dataclasses type, this file explains.
+
+Everything that is wrong is found here, before a lease, an engine or a file, and becomes a UsageError (exit 64).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from harness.config import Config
+from harness.errors import UsageError
+
+__all__ = ["compose_config", "conf_dir", "option", "register", "search_path", "typed", "user_conf_dir"]
+
+MAX_PORT = 65535
+
+
+def conf_dir() -> Path:
+    """The shipped configuration: inside the wheel, or beside the packages in a checkout."""
+    here = Path(__file__).resolve().parent
+    for candidate in (here / "_conf", here.parent / "conf"):
+        if (candidate / "config.yaml").is_file():
+            return candidate
+    raise UsageError("conf-missing", f"no conf/config.yaml beside {here}; reinstall the distribution")
+
+
+def user_conf_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where a user's own groups live: `$XDG_CONFIG_HOME/nvfp4-gates` (default `~/.config/nvfp4-gates`)."""
+    root = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "/")) / ".config")
+    return Path(root) / "nvfp4-gates"
+
+
+def compose_config(overrides: Sequence[str]) -> Config:
+    """Compose, resolve and type the configuration. UsageError names the key, the value and the mend."""
+    register()
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="harness"):
+            composed = compose("config", overrides=[*search_path(), *overrides])
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError("bad-override", f"{_plain(error)}; {_explain()}") from error
+    return typed(composed)
+
+
+def register() -> None:
+    """Give Hydra the typed keys under the name `schema`, so that every key exists and has its type."""
+    ConfigStore.instance().store(name="schema", node=Config)
+
+
+def search_path() -> list[str]:
+    """The override that lets Hydra find a user's own groups, if that folder exists."""
+    extra = user_conf_dir()
+    return [f"hydra.searchpath=[file://{extra}]"] if extra.is_dir() else []
+
+
+def _plain(error: BaseException) -> str:
+    """Hydra's reasons on one line, without its traceback, its search path and its type chatter."""
+    parts: list[str] = []
+    link: BaseException | None = error
+    while link is not None:
+        lines = [line.strip() for line in str(link).splitlines()]
+        keep = [
+            line
+            for line in lines
+            if line
+            and not line.startswith(("provider=", "Config search path", "See http", "object_type=", "reference_type="))
+        ]
+        text = " ".join(line.strip("\t ") for line in keep)
+        if text and not any(text in part for part in parts):
+            parts.append(text)
+        link = link.__cause__
+    return "; ".join(parts)
+
+
+def typed(composed: DictConfig) -> Config:
+    """Resolve every interpolation, demand every mandatory value, check relations, and return plain dataclasses."""
+    _resolve_all(composed)
+    missing = sorted(OmegaConf.missing_keys(composed))
+    if missing:
+        raise UsageError("missing-value", f"{missing[0]} has no value; give one, for example {missing[0]}=VALUE")
+    unknown = sorted(str(item) for item in composed if str(item) not in Config.__dataclass_fields__)
+    if unknown:
+        raise UsageError("unknown-key", f"{unknown[0]} is not a configuration key; {_explain()}")
+    try:
+        result = cast(Config, OmegaConf.to_object(composed))
+    except OmegaConfBaseException as error:
+        raise UsageError("bad-value", f"{_plain(error)}; {_explain()}") from error
+    _check(result)
+    return result
+
+
+def _resolve_all(composed: DictConfig) -> None:
+    """Force every value once, so that a bad reference fails here and names its key."""
+    for name, node in _leaves(composed, ""):
+        try:
+            OmegaConf.select(composed, name, throw_on_missing=False)
+        except OmegaConfBaseException as error:
+            reason = " ".join(str(error).splitlines()[0].split())
+            raise UsageError(
+                "bad-reference", f"{name} = {node}: {reason}; set the variable or fix the reference"
+            ) from error
+
+
+def _leaves(node: DictConfig, prefix: str) -> Iterable[tuple[str, Any]]:
+    raw = OmegaConf.to_container(node, resolve=False, throw_on_missing=False)
+    stack: list[tuple[str, Any]] = [(prefix, raw)]
+    while stack:
+        name, value = stack.pop()
+        if isinstance(value, dict):
+            stack += [(f"{name}.{key}" if name else str(key), item) for key, item in value.items()]
+        elif name:
+            yield name, value
+
+
+def _explain(name: str = "") -> str:
+    return f"`python -m harness explain{' ' + name if name else ''}` tells what it takes"
+
+
+def _demand(good: bool, name: str, value: object, need: str) -> None:
+    if not good:
+        raise UsageError("bad-value", f"{name}={value!r}: {need}; {_explain(name)}")
+
+
+def _check(config: Config) -> None:
+    """Relations that types cannot say."""
+    gate, host, load, rule = config.gate, config.host, config.workload, config.rule
+    _demand(gate.name == "g4", "gate.name", gate.name, "the gates built so far are: g4")
+    _demand(bool(gate.concurrencies), "gate.concurrencies", gate.concurrencies, "at least one concurrency is needed")
+    for concurrency in gate.concurrencies:
+        _demand(concurrency in load.points, "workload.points", load.points, f"concurrency {concurrency} has no count")
+        _demand(concurrency > 0, "gate.concurrencies", concurrency, "must be positive")
+        _demand(
+            load.points[concurrency] >= concurrency,
+            "workload.points",
+            load.points[concurrency],
+            f"fewer requests than the concurrency {concurrency} never reach it",
+        )
+    for name, value in (
+        ("gate.repetitions", gate.repetitions),
+        ("workload.input_tokens", load.input_tokens),
+        ("workload.output_tokens", load.output_tokens),
+    ):
+        _demand(value > 0, name, value, "must be positive")
+    _demand(0 < host.port <= MAX_PORT, "host.port", host.port, f"a port is 1 to {MAX_PORT}")
+    for name in ("lease_timeout_s", "ready_timeout_s", "stop_grace_s", "memory_return_timeout_s", "sample_period_s"):
+        _demand(getattr(host, name) >= 0, f"host.{name}", getattr(host, name), "must not be negative")
+    _demand(host.transport == "local", "host.transport", host.transport, "the transports built so far are: local")
+    _demand(rule.estimator in ("mean", "median"), "rule.estimator", rule.estimator, "is mean or median")
+    _demand(rule.order in ("seed", "abba", "fixed"), "rule.order", rule.order, "is seed, abba or fixed")
+    _demand(
+        gate.sequential_requests <= min(load.points.values()),
+        "gate.sequential_requests",
+        gate.sequential_requests,
+        "must not exceed the smallest request count of the workload",
+    )
+
+
+def option(options: Mapping[str, Any], name: str, default: Any) -> Any:
+    """One typed adapter option; UsageError when its type is not the default's."""
+    value = options.get(name, default)
+    if isinstance(value, bool) != isinstance(default, bool) or not isinstance(value, type(default)):
+        raise UsageError(
+            "bad-value", f"engine.options.{name}={value!r}: must be a {type(default).__name__}, such as {default!r}"
+        )
+    return cast(Any, value)

@@ -1,0 +1,132 @@
+"""Records in, verdict out: a pure function that the run and `verify` share. Standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from fractions import Fraction
+from typing import Any
+
+from gates import g4
+from harness import axes as axes_module
+from harness.plan import Plan
+from harness.records import Check, Leg
+from harness.rule import AxisResult, Rule, decimal_text, judge
+
+__all__ = ["FORMAT", "compute"]
+
+FORMAT = "nvfp4-gates-verdict-v1"
+GATES: Mapping[str, Callable[[Plan, Sequence[Leg]], list[Check]]] = {"g4": g4.checks}
+
+
+def compute(plan: Plan, legs: Sequence[Leg], run_checks: Sequence[Check]) -> dict[str, Any]:
+    """The content of `verdict.json`. `run_checks` are those of the run itself (lease, boot id, end of the journal).
+
+    An invalid measurement is VOID and carries no axis: no number of it may be quoted.
+    """
+    checks = [*run_checks, *GATES[plan.gate](plan, legs)]
+    rule = Rule.from_json(plan.rule)
+    results = _axis_results(plan, legs, rule) if all(check.ok for check in checks) else []
+    checks += [_null_check(result) for result in results if result.ratio is None]
+    void = [check.code for check in checks if not check.ok]
+    results = [] if void else results
+    outcome = "VOID" if void else "PASS" if all(result.passed for result in results) else "FAIL"
+    unbinding = plan.unbinding()
+    return {
+        "format": FORMAT,
+        "outcome": outcome,
+        "binding": not unbinding and not void,
+        "not_binding_because": unbinding,
+        "void": sorted(set(void)),
+        "checks": [asdict(check) for check in checks],
+        "rule": dict(plan.rule),
+        "axes": [_axis_row(result) for result in results],
+        "counts": _counts(results),
+        "plan_control": _plan_control(plan, checks),
+        "component": outcome,
+        "not_applicable": [asdict(item) for item in plan.not_applicable],
+        "totals": _totals(legs),
+        "diagnostics": _diagnostics(plan, legs),
+    }
+
+
+def _axis_results(plan: Plan, legs: Sequence[Leg], rule: Rule) -> list[AxisResult]:
+    values: dict[tuple[str, int, str], list[Fraction | None]] = {}
+    for leg in legs:
+        if leg.kind == "timed" and leg.concurrency is not None:
+            for name, found in axes_module.leg_values(leg).items():
+                values.setdefault((leg.arm, leg.concurrency, name), []).append(found.value)
+    return [
+        judge(axis, values[("A", axis.concurrency, axis.name)], values[("B", axis.concurrency, axis.name)], rule)
+        for axis in axes_module.axes_of(plan.concurrencies, plan.gpu)
+    ]
+
+
+def _null_check(result: AxisResult) -> Check:
+    """An axis without a ratio is not a miss: the measurement is incomplete."""
+    return Check(
+        "axis-null", f"c{result.axis.concurrency} {result.axis.name}", result.reason or "null", "a ratio", False
+    )
+
+
+def _axis_row(result: AxisResult) -> dict[str, Any]:
+    assert result.ratio is not None and result.candidate is not None and result.baseline is not None
+    return {
+        **asdict(result.axis),
+        "candidate": decimal_text(result.candidate),
+        "baseline": decimal_text(result.baseline),
+        "ratio": {"numerator": str(result.ratio.numerator), "denominator": str(result.ratio.denominator)},
+        "ratio_text": decimal_text(result.ratio),
+        "pass": result.passed,
+    }
+
+
+def _counts(results: Sequence[AxisResult]) -> dict[str, Any]:
+    return {
+        kind: {
+            "pass": sum(result.passed for result in results if result.axis.kind == kind),
+            "of": sum(1 for result in results if result.axis.kind == kind),
+        }
+        for kind in ("timing", "memory")
+    }
+
+
+def _plan_control(plan: Plan, checks: Sequence[Check]) -> str:
+    """The cache's own verdict, apart from the component's: it can pass although the component fails."""
+    mine = [check for check in checks if check.code.startswith(g4.PLAN_CONTROL)]
+    if "fp4_plans" not in plan.capabilities:
+        return "not-applicable"
+    return "PASS" if mine and all(check.ok for check in mine) else "FAIL"
+
+
+def _totals(legs: Sequence[Leg]) -> dict[str, int]:
+    timed = [leg for leg in legs if leg.kind == "timed"]
+    records = [record for leg in timed for record in leg.requests if record.error is None]
+    return {
+        "legs": len(timed),
+        "requests": len(records),
+        "input_tokens": sum(record.prompt_tokens or 0 for record in records),
+        "output_tokens": sum(record.output_tokens or 0 for record in records),
+        "cache_drops": sum(
+            drop is not None and drop.succeeded for leg in timed for drop in (leg.cache_before, leg.cache_after)
+        ),
+        "memory_returns": sum(leg.memory_return is not None and leg.memory_return.returned for leg in timed),
+    }
+
+
+def _diagnostics(plan: Plan, legs: Sequence[Leg]) -> dict[str, Any]:
+    """Counts that inform and never decide: how many completions of a pair of legs have the same text."""
+    pairs: dict[tuple[int, int], dict[str, tuple[str, ...]]] = {}
+    for leg in legs:
+        if leg.kind == "timed" and leg.concurrency is not None and leg.repetition is not None:
+            pairs.setdefault((leg.concurrency, leg.repetition), {})[leg.arm] = tuple(
+                item.text_sha256 for item in leg.requests
+            )
+    rows = []
+    for (concurrency, repetition), arms in sorted(pairs.items()):
+        first, second = arms.get("A", ()), arms.get("B", ())
+        equal = sum(one == two for one, two in zip(first, second, strict=False))
+        rows.append(
+            {"concurrency": concurrency, "repetition": repetition, "equal": equal, "of": min(len(first), len(second))}
+        )
+    return {"equal_texts": rows}

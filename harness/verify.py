@@ -1,0 +1,98 @@
+"""Re-read a bundle: seal, manifest, files, journal chain, then the verdict and the report again, byte for byte.
+
+Standard library only. A digest proves integrity, not origin: compare the seal's digest with the one its author
+published.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import bundle, canonical, journal, verdict
+from harness.errors import HarnessError
+from harness.plan import Plan
+from harness.report import markdown
+
+__all__ = ["Verification", "assess", "verify"]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """`outcome` is the recomputed one, or TAMPERED with `faults` naming each file and what is wrong with it."""
+
+    outcome: str
+    digest: str
+    faults: tuple[str, ...]
+    verdict: dict[str, Any] | None
+
+
+def assess(root: Path) -> dict[str, Any]:
+    """The verdict that the raw files of a bundle give, whatever its verdict.json says."""
+    plan = Plan.from_bytes((root / "plan.json").read_bytes())
+    events = journal.parse((root / "journal.jsonl").read_bytes())
+    return verdict.compute(plan, bundle.read_legs(root, plan), journal.checks(events))
+
+
+def verify(root: Path) -> Verification:
+    """Check and recompute the bundle at `root`. UsageError-like faults (no bundle there) are HarnessError `no-bundle`."""
+    if not (root / "seal.json").is_file():
+        raise HarnessError("no-bundle", f"{root} holds no seal.json, so it is not a sealed bundle")
+    faults = _seal_faults(root)
+    digest = canonical.sha256_file(root / "manifest.json") if (root / "manifest.json").is_file() else ""
+    if faults:
+        return Verification("TAMPERED", digest, tuple(faults), None)
+    try:
+        recomputed = assess(root)
+    except (HarnessError, KeyError, TypeError, ValueError) as error:
+        return Verification("TAMPERED", digest, (f"the raw files cannot be read again: {error}",), None)
+    faults = _derived_faults(root, recomputed)
+    return Verification("TAMPERED" if faults else recomputed["outcome"], digest, tuple(faults), recomputed)
+
+
+def _seal_faults(root: Path) -> list[str]:
+    """What disagrees between the seal, the manifest and the files. Three witnesses tell which one was altered."""
+    try:
+        rebuilt = bundle.manifest_bytes(root)
+    except HarnessError as error:
+        return [error.message]
+    manifest_path = root / "manifest.json"
+    stored = manifest_path.read_bytes() if manifest_path.is_file() else b""
+    seal = (root / "seal.json").read_bytes()
+    if seal == bundle.seal_bytes(stored):
+        return _file_faults(stored, rebuilt)
+    if rebuilt == stored:
+        return ["seal.json: does not hold the digest of manifest.json"]
+    if seal == bundle.seal_bytes(rebuilt):
+        return ["manifest.json: differs from the files, which agree with the seal"]
+    return ["manifest.json: its digest is not the one in seal.json", *_file_faults(stored, rebuilt)]
+
+
+def _file_faults(stored: bytes, rebuilt: bytes) -> list[str]:
+    if stored == rebuilt:
+        return []
+    try:
+        recorded = {row["path"]: row for row in canonical.loads(stored, "manifest.json")["files"]}
+    except (HarnessError, KeyError, TypeError) as error:
+        return [f"manifest.json: {error}"]
+    present = {row["path"]: row for row in canonical.loads(rebuilt)["files"]}
+    faults = [f"{path}: missing" for path in sorted(recorded.keys() - present.keys())]
+    faults += [f"{path}: not part of the sealed bundle" for path in sorted(present.keys() - recorded.keys())]
+    for path in sorted(recorded.keys() & present.keys()):
+        if recorded[path] != present[path]:
+            faults.append(f"{path}: SHA-256 {present[path]['sha256'][:12]}…, sealed as {recorded[path]['sha256'][:12]}…")
+    return faults or ["manifest.json: is not canonical"]
+
+
+def _derived_faults(root: Path, recomputed: dict[str, Any]) -> list[str]:
+    faults = []
+    if (root / "verdict.json").read_bytes() != canonical.dumps(recomputed):
+        faults.append("verdict.json: is not what the raw files give")
+    for name, data in markdown.derived(root, recomputed).items():
+        path = root / name
+        if not path.is_file():
+            faults.append(f"{name}: missing")
+        elif path.read_bytes() != data:
+            faults.append(f"{name}: is not what the verdict gives")
+    return faults
