@@ -78,7 +78,11 @@ def seal(root: Path) -> str:
 
 def read_legs(root: Path, plan: Plan) -> list[Leg]:
     """The legs that are there, in the planned order; a leg that never ran has no folder."""
-    return [read_leg(root / "legs" / leg.name, leg) for leg in plan.legs if (root / "legs" / leg.name / "leg.json").is_file()]
+    return [
+        read_leg(root / "legs" / leg.name, leg)
+        for leg in plan.legs
+        if (root / "legs" / leg.name / "leg.json").is_file()
+    ]
 
 
 def read_leg(folder: Path, planned: LegPlan) -> Leg:

@@ -37,7 +37,7 @@ class Journal:
 
 
 def parse(data: bytes) -> list[dict[str, Any]]:
-    """The events of a journal. HarnessError `journal-chain` names the first line that does not follow the one before."""
+    """The events of a journal. HarnessError `journal-chain` names the first line out of place."""
     events: list[dict[str, Any]] = []
     previous = GENESIS
     for number, line in enumerate(data.splitlines(keepends=True)):
@@ -59,7 +59,9 @@ def checks(events: Sequence[Mapping[str, Any]]) -> list[Check]:
     found.append(Check("run-ended", "journal", "end" if end else "no end event", "an end event", end is not None))
     found.append(_check_same("boot-id", start, end, "boot_id"))
     lease = start is not None and bool(start.get("lease"))
-    found.append(Check("lease", "journal", "held" if lease else "not recorded", "the lease held from start to end", lease))
+    found.append(
+        Check("lease", "journal", "held" if lease else "not recorded", "the lease held from start to end", lease)
+    )
     left = list(end.get("left_behind", ["unknown"])) if end else ["unknown"]
     found.append(Check("nothing-left", "journal", ", ".join(map(str, left)) or "nothing", "nothing", not left))
     return found
@@ -71,5 +73,10 @@ def _void(event: Mapping[str, Any]) -> Check:
 
 def _check_same(code: str, start: Mapping[str, Any] | None, end: Mapping[str, Any] | None, key: str) -> Check:
     seen = [str(event.get(key)) if event else "none" for event in (start, end)]
-    return Check(code, "journal", " / ".join(dict.fromkeys(seen)), "one value at start and end",
-                 seen[0] == seen[1] and seen[0] not in ("none", "None"))
+    return Check(
+        code,
+        "journal",
+        " / ".join(dict.fromkeys(seen)),
+        "one value at start and end",
+        seen[0] == seen[1] and seen[0] not in ("none", "None"),
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import bundle, canonical, journal, verdict
-from harness.errors import HarnessError
+from harness.errors import HarnessError, UsageError
 from harness.plan import Plan
 from harness.report import markdown
 
@@ -36,9 +36,9 @@ def assess(root: Path) -> dict[str, Any]:
 
 
 def verify(root: Path) -> Verification:
-    """Check and recompute the bundle at `root`. UsageError-like faults (no bundle there) are HarnessError `no-bundle`."""
+    """Check and recompute the bundle at `root`. A folder without a seal is UsageError `no-bundle`."""
     if not (root / "seal.json").is_file():
-        raise HarnessError("no-bundle", f"{root} holds no seal.json, so it is not a sealed bundle")
+        raise UsageError("no-bundle", f"{root} holds no seal.json, so it is not a sealed bundle")
     faults = _seal_faults(root)
     digest = canonical.sha256_file(root / "manifest.json") if (root / "manifest.json").is_file() else ""
     if faults:
@@ -81,7 +81,9 @@ def _file_faults(stored: bytes, rebuilt: bytes) -> list[str]:
     faults += [f"{path}: not part of the sealed bundle" for path in sorted(present.keys() - recorded.keys())]
     for path in sorted(recorded.keys() & present.keys()):
         if recorded[path] != present[path]:
-            faults.append(f"{path}: SHA-256 {present[path]['sha256'][:12]}…, sealed as {recorded[path]['sha256'][:12]}…")
+            faults.append(
+                f"{path}: SHA-256 {present[path]['sha256'][:12]}…, sealed as {recorded[path]['sha256'][:12]}…"
+            )
     return faults or ["manifest.json: is not canonical"]
 
 

@@ -1,0 +1,115 @@
+"""From a checked configuration to the frozen plan of a run. Pure; what it needs to know of the world is passed in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from harness import __version__
+from harness.config import ArmConfig, Config
+from harness.plan import Arm, LegPlan, NotApplicable, Plan, leg_order
+
+__all__ = ["difference", "legs", "plan"]
+
+SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE", re.IGNORECASE)
+NEEDS = {
+    "fp4_plans": ("plan control", "the engine keeps no FP4 plans"),
+    "arm_counters": ("arm activation proof", "the engine gives no counter that tells its arms apart"),
+    "model_gate": ("model gate", "the engine has no correctness program of its own"),
+    "sequential_proof": ("sequential same-shape proof", "completions of the arms cannot be compared token for token"),
+}
+
+
+def plan(
+    config: Config,
+    *,
+    subject: Mapping[str, Any],
+    capabilities: Sequence[str],
+    host: Mapping[str, Any],
+    gpu: bool,
+    corpus: Mapping[str, str],
+    frozen_plan_sha256: str | None,
+) -> Plan:
+    """The plan of one campaign. `gpu` says whether an NVML device exists; `corpus` maps partitions to digests."""
+    return Plan(
+        gate=config.gate.name,
+        concurrencies=tuple(config.gate.concurrencies),
+        repetitions=config.gate.repetitions,
+        stacked=config.gate.stacked,
+        workload=_text_keys(asdict(config.workload)),
+        client=asdict(config.client),
+        rule=asdict(config.rule),
+        engine=config.engine.name,
+        options=dict(config.engine.options),
+        candidate=_arm(config.engine.candidate),
+        baseline=_arm(config.engine.baseline),
+        subject=dict(subject),
+        capabilities=tuple(sorted(capabilities)),
+        host={**host, "name": config.host.name},
+        gpu=gpu,
+        corpus=dict(corpus),
+        frozen_plan_sha256=frozen_plan_sha256,
+        difference=tuple(difference(config.engine.candidate, config.engine.baseline)),
+        legs=tuple(legs(config, capabilities)),
+        not_applicable=tuple(_not_applicable(config, capabilities, gpu)),
+        harness=__version__,
+    )
+
+
+def _text_keys(value: Any) -> Any:
+    """Canonical JSON has text keys only: {2: 6} becomes {"2": 6}."""
+    if isinstance(value, dict):
+        return {str(key): _text_keys(item) for key, item in value.items()}
+    return value
+
+
+def _arm(arm: ArmConfig) -> Arm:
+    """An arm as recorded: values of variables whose name says that they are secret are never stored."""
+    return Arm(dict(arm.flags), {name: _shown(name, value) for name, value in arm.env.items()})
+
+
+def _shown(name: str, value: object) -> str:
+    return "<secret>" if SECRET.search(name) else str(value)
+
+
+def difference(candidate: ArmConfig, baseline: ArmConfig) -> list[str]:
+    """What the arms differ in, one line a lever, computed from the configuration rather than believed."""
+    lines = []
+    for what, one, two in (("flag", candidate.flags, baseline.flags), ("env", candidate.env, baseline.env)):
+        for name in sorted(one.keys() | two.keys()):
+            first, second = one.get(name), two.get(name)
+            if first != second:
+                lines.append(f"{what} {name}: {_side(name, first)} against {_side(name, second)}")
+    return lines
+
+
+def _side(name: str, value: object) -> str:
+    return "unset" if value is None else _shown(name, value)
+
+
+def legs(config: Config, capabilities: Sequence[str]) -> list[LegPlan]:
+    """Every server process of the run in order: seed, model gates, sequential proofs, then the timed series."""
+    found: list[tuple[str, str, str, int | None, int | None]] = []
+    if "fp4_plans" in capabilities and config.engine.plan is None:
+        found.append(("seed-plans", "seed", "B", None, None))
+    if "model_gate" in capabilities and config.gate.model_gate:
+        found += [(f"model-gate-{arm}", "model-gate", arm, None, None) for arm in "AB"]
+    if "sequential_proof" in capabilities and config.gate.sequential_requests:
+        found += [(f"sequential-{arm}", "sequential", arm, 1, 1) for arm in "AB"]
+    for concurrency in config.gate.concurrencies:
+        for arm, repetition in leg_order(config.rule.order, config.gate.repetitions):
+            found.append((f"c{concurrency}-{arm}-r{repetition}", "timed", arm, concurrency, repetition))
+    return [LegPlan(f"{number:02d}-{leg[0]}", *leg[1:]) for number, leg in enumerate(found)]
+
+
+def _not_applicable(config: Config, capabilities: Sequence[str], gpu: bool) -> list[NotApplicable]:
+    found = [NotApplicable(*text) for need, text in NEEDS.items() if need not in capabilities]
+    if "model_gate" in capabilities and not config.gate.model_gate:
+        found.append(NotApplicable("model gate", "switched off by gate.model_gate=false"))
+    if "sequential_proof" in capabilities and not config.gate.sequential_requests:
+        found.append(NotApplicable("sequential same-shape proof", "switched off by gate.sequential_requests=0"))
+    if not gpu:
+        found.append(NotApplicable("peak GPU memory", "no NVML device on this host"))
+    return found

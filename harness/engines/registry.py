@@ -1,0 +1,34 @@
+"""Which adapter a configuration names. Adapters are imported only when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.engines.base import Engine
+from harness.errors import UsageError
+
+__all__ = ["ENGINES", "create"]
+
+
+def _reference(options: Mapping[str, Any], cache_dir: Path) -> Engine:
+    from harness.engines.reference import Reference
+
+    return Reference(options, cache_dir)
+
+
+def _llama_cpp(options: Mapping[str, Any], cache_dir: Path) -> Engine:
+    from harness.engines.llama_cpp import LlamaCpp
+
+    return LlamaCpp(options, cache_dir)
+
+
+ENGINES: Mapping[str, Callable[[Mapping[str, Any], Path], Engine]] = {"llama_cpp": _llama_cpp, "reference": _reference}
+
+
+def create(name: str, options: Mapping[str, Any], cache_dir: Path) -> Engine:
+    """The adapter called `name`. UsageError `unknown-engine` lists those that exist."""
+    if name not in ENGINES:
+        raise UsageError("unknown-engine", f"engine.name={name!r}: the engines are {', '.join(sorted(ENGINES))}")
+    return ENGINES[name](options, cache_dir)

@@ -1,0 +1,63 @@
+"""The few lines a person reads at the end of a run, of `verify`, and at the top of `report.md`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["NEWCOMER", "counts_line", "miss_lines", "reason_lines", "summary"]
+
+NEWCOMER = (
+    "A strict FAIL is the expected first result: of 100,000 simulated pairs of identical arms about 3 pass every axis, "
+    "so read the misses and their ratios, not the word alone."
+)
+MEANING = {
+    "PASS": "a complete, valid measurement: no axis of the candidate is worse",
+    "FAIL": "a complete, valid measurement: at least one axis of the candidate is worse",
+    "VOID": "not a valid measurement: no number of it may be quoted",
+}
+
+
+def counts_line(verdict: Mapping[str, Any]) -> str:
+    timing, memory = verdict["counts"]["timing"], verdict["counts"]["memory"]
+    return f"{timing['pass']}/{timing['of']} timing + {memory['pass']}/{memory['of']} memory axes"
+
+
+def miss_lines(verdict: Mapping[str, Any]) -> list[str]:
+    """One line a missed axis, the worst first."""
+    missed = sorted((row for row in verdict["axes"] if not row["pass"]), key=lambda row: float(row["ratio_text"]))
+    return [
+        f"c{row['concurrency']} {row['name']}: ratio {float(row['ratio_text']):.6f} "
+        f"({float(row['candidate']):.6g} against {float(row['baseline']):.6g} {row['unit']})"
+        for row in missed
+    ]
+
+
+def reason_lines(verdict: Mapping[str, Any]) -> list[str]:
+    """One line a failed check."""
+    return [
+        f"{check['code']} at {check['where']}: {check['seen']}; required: {check['required']}"
+        for check in verdict["checks"]
+        if not check["ok"]
+    ]
+
+
+def summary(verdict: Mapping[str, Any]) -> list[str]:
+    """Outcome, counts, misses or reasons, and what makes the run non-binding, as plain lines."""
+    outcome = verdict["outcome"]
+    lines = [f"{outcome}: {MEANING[outcome]}"]
+    if outcome == "VOID":
+        return lines + reason_lines(verdict)
+    totals = verdict["totals"]
+    lines.append(
+        f"{counts_line(verdict)}; {totals['legs']} legs, {totals['requests']} requests, "
+        f"{totals['input_tokens']:,} tokens in, {totals['output_tokens']:,} out, "
+        f"{totals['cache_drops']} cache drops, {totals['memory_returns']} memory returns"
+    )
+    lines.append(f"plan control: {verdict['plan_control']}; component: {verdict['component']}")
+    lines += [f"missed {line}" for line in miss_lines(verdict)]
+    if verdict["not_binding_because"]:
+        lines.append("non-binding: " + "; ".join(verdict["not_binding_because"]))
+    if outcome == "FAIL":
+        lines.append(NEWCOMER)
+    return lines
