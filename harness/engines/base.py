@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from harness.records import ArmProof, PlanReport
+from harness.records import ArmProof, ModelGate, PlanReport
 
-__all__ = ["ArmProof", "Engine", "Launch", "PlanReport"]
+__all__ = ["ArmProof", "Engine", "Launch", "ModelGate", "PlanReport", "ProvesElsewhere"]
 
 
 @dataclass(frozen=True)
@@ -58,5 +58,13 @@ class Engine(Protocol):
     def model_gate_argv(self, arm: Mapping[str, Any], plan: Path | None) -> Launch | None:
         """The engine's own correctness program for one arm; None without `model_gate`."""
 
-    def model_gate_report(self, log: str) -> Mapping[str, Any]:
-        """Parsed counts: {'cases': n, 'assertions': n, 'failed': n, 'skipped': n, 'tokens': n, 'of': n}."""
+    def model_gate_report(self, log: str) -> ModelGate | None:
+        """Counts parsed from that program's output; None when they are not there."""
+
+
+@runtime_checkable
+class ProvesElsewhere(Protocol):
+    """What an adapter has beside Engine where /metrics alone cannot prove its arm."""
+
+    def proof_paths(self) -> Sequence[str]:
+        """Paths to GET when /metrics is read; each body follows the /metrics text that `arm_proof` gets, after an LF."""

@@ -1,0 +1,159 @@
+"""A private virtual environment for an engine that must not share ours: pinned, complete or absent, recorded.
+
+Built under a temporary name beside its place and renamed, so that a half-made one is never taken for finished. It is
+always run as `bin/python` (its `bin/pip` would still name the temporary folder).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import canonical
+from harness.errors import UsageError
+
+__all__ = ["Environment", "Installed"]
+
+RECORD = "installed.json"
+BUNDLED = ("pip", "setuptools")  # what ensurepip puts there, by its own version
+UNREACHABLE = re.compile(
+    r"NewConnectionError|Failed to establish|name resolution|timed out|ProxyError|SSLError|Connection(?:Reset|Refused)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What is inside: sorted `name==version` lines without pip and setuptools; `sha256` is over these lines."""
+
+    python: str
+    packages: tuple[str, ...]
+    sha256: str
+
+    def version(self, name: str) -> str | None:
+        found = [package.partition("==")[2] for package in self.packages if package.partition("==")[0] == name]
+        return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """`requirements` (exact pins) under `parent`, in a folder named by them and by the Python version.
+
+    `modules` must import before the environment counts as made. `mend` is the command that a person types to make it.
+    """
+
+    parent: Path
+    name: str
+    requirements: Sequence[str]
+    modules: Sequence[str]
+    mend: str
+
+    @property
+    def root(self) -> Path:
+        subject = [*sorted(self.requirements), sys.implementation.cache_tag]
+        return self.parent / f"{self.name}-{canonical.sha256_bytes(canonical.dumps(subject))[:12]}"
+
+    @property
+    def python(self) -> Path:
+        return self.root / "bin" / "python"
+
+    def installed(self) -> Installed | None:
+        """The record of a finished environment; None when there is none, or its interpreter is gone."""
+        record = self.root / RECORD
+        if not (record.is_file() and self.python.exists()):
+            return None
+        found = canonical.loads(record.read_bytes(), RECORD)
+        return Installed(found["python"], tuple(found["packages"]), found["sha256"])
+
+    def install(self) -> Installed:
+        """Make it, or return what is there. UsageError `index-unreachable` or `environment-failed` says the mend."""
+        if (present := self.installed()) is not None:
+            return present
+        self.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f"{self.name}-", dir=self.parent) as folder:
+            built = Path(folder) / "env"
+            self._build(built)
+            self._place(built, Path(folder) / "replaced")
+        placed = self.installed()
+        assert placed is not None, "the record was written before the rename"
+        return placed
+
+    def _build(self, root: Path) -> None:
+        python = str(root / "bin" / "python")
+        self._run([sys.executable, "-m", "venv", str(root)], "make a virtual environment")
+        # Wheels only: without one for this machine pip would compile the engine for minutes, or fail in its middle.
+        pip = [python, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input"]
+        self._run([*pip, "install", "--quiet", "--only-binary=:all:", *self.requirements], "install")
+        self._run([python, "-I", "-c", f"import {', '.join(self.modules)}"], "import")
+        listed = json.loads(self._run([*pip, "list", "--format=json"], "list the packages"))
+        packages = sorted(f"{item['name']}=={item['version']}" for item in listed if item["name"] not in BUNDLED)
+        version = self._run(
+            [python, "-I", "-c", "import platform; print(platform.python_version())"], "ask the version"
+        )
+        record = {
+            "packages": packages,
+            "python": version.strip(),
+            "sha256": canonical.sha256_bytes("".join(f"{line}\n" for line in packages).encode()),
+        }
+        (root / RECORD).write_bytes(canonical.dumps(record))
+
+    def _place(self, built: Path, replaced: Path) -> None:
+        """Rename into place. Another process may have finished first: then its environment stays, ours is dropped."""
+        if self.root.exists() and self.installed() is None:
+            self.root.rename(replaced)  # damaged by somebody: a rename never leaves one half made
+        try:
+            built.rename(self.root)
+        except OSError:
+            if self.installed() is None:
+                raise
+
+    def _run(self, argv: Sequence[str], what: str) -> str:
+        done = subprocess.run(argv, capture_output=True, text=True, env=_environment(os.environ), check=False)
+        if done.returncode != 0:
+            raise self._failure(what, done.returncode, f"{done.stdout}\n{done.stderr}")
+        return done.stdout
+
+    def _failure(self, what: str, status: int, output: str) -> UsageError:
+        pins = " ".join(self.requirements)
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
+        said = " / ".join(lines[-3:]) or f"status {status} and no word"
+        if UNREACHABLE.search(output):
+            return UsageError(
+                "index-unreachable",
+                f"cannot {what} {pins}: the package index does not answer ({said}); set PIP_INDEX_URL to one that this "
+                f"machine reaches, or HTTPS_PROXY, then run again: {self.mend}",
+            )
+        return UsageError("environment-failed", f"cannot {what} {pins} in {self.root}: {said}; {self._hint(what)}")
+
+    def _hint(self, what: str) -> str:
+        again = f"then run again: {self.mend}"
+        match what:
+            case "import":
+                return (
+                    f"the wheels need an x86-64-v3 or aarch64 CPU and the system's libgomp (package libgomp1), {again}"
+                )
+            case "install":
+                return f"each pin needs a wheel for this Python and machine on the index in use, {again}"
+            case _:
+                return f"{sys.executable} needs the modules venv and ensurepip (Debian: package python3-venv), {again}"
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The user's own (proxy, index), without what would put packages elsewhere or lend some from elsewhere."""
+    foreign = (
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "PIP_TARGET",
+        "PIP_PREFIX",
+        "PIP_USER",
+        "PIP_REQUIRE_VIRTUALENV",
+        "PIP_PYTHON",
+    )
+    return {name: value for name, value in environ.items() if name not in foreign}
