@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 
 from kernels.buckets import hybrid_m_bucket, tuning_buckets
@@ -197,7 +198,7 @@ class PlanRuntime:
     def _finish(self, scope: WarmupScope, loaded: Loaded, before: Stats) -> None:
         if self.settings.plan_cache:
             for key in scope.declared:
-                self.cache.get(key, lambda key=key: self._tuned(key, key.m_bucket))  # type: ignore[misc]
+                self.cache.get(key, partial(self._tuned, key, key.m_bucket))
         saved = self._documents.save(self.cache)
         self._count(scopes_completed=1, profiles_saved=saved)
         self._served = True
