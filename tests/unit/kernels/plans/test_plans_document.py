@@ -59,7 +59,7 @@ def test_a_document_reads_back_sorted_and_always_has_the_same_bytes(shapes: dict
 
 def test_the_written_form_is_indented_sorted_and_ends_with_a_line_feed() -> None:
     document = json.loads(DATA)
-    assert DATA == (json.dumps(document, indent=2, sort_keys=True) + "\n").encode()
+    assert (json.dumps(document, indent=2, sort_keys=True) + "\n").encode() == DATA
     assert list(document) == ["_metadata", "plans"]
     assert document["plans"][0]["runner"] == "CutlassFp4GemmRunner"
     assert [plan["m_bucket"] for plan in document["plans"]] == [2, 16]
@@ -164,7 +164,7 @@ def test_a_plan_without_a_field_is_refused(field: str) -> None:
 @pytest.mark.parametrize("tactic", [4, 5])
 def test_a_shape_given_twice_is_refused_whether_or_not_the_tactics_agree(tactic: int) -> None:
     data = edited(lambda document: document["plans"].append({**document["plans"][0], "tactic_id": tactic}))
-    with pytest.raises(PlanDocumentError, match="^duplicate NVFP4 persistent plan key") as caught:
+    with pytest.raises(PlanDocumentError, match=r"^duplicate NVFP4 persistent plan key") as caught:
         read(data)
     assert caught.value.code == "duplicate-plan"
 

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
+
+import pytest
+
+from kernels.errors import CaptureMissError, FrozenMissError, KernelError, TuningError
+from kernels.plans.cache import PlanCache
+from kernels.plans.key import PlanKey
+
+KEY = PlanKey(8, 5120, 6144, 0, 121, 0, 2)
+OTHER = KEY._replace(m_bucket=4)
+
+
+class Boarding:
+    """Counts callers that have joined a tuning: from there on they get its outcome, however late they look."""
+
+    def __init__(self, cache: PlanCache, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._joined = threading.Semaphore(0)
+        board = cache._board
+
+        def counted(key: PlanKey) -> object:
+            found = board(key)
+            self._joined.release()
+            return found
+
+        monkeypatch.setattr(cache, "_board", counted)
+
+    def wait(self, callers: int) -> None:
+        for _ in range(callers):
+            assert self._joined.acquire(timeout=30)
+
+
+def never() -> NoReturn:
+    raise AssertionError("tuned where nothing may be tuned")
+
+
+def test_a_missing_plan_is_tuned_once_and_then_hit() -> None:
+    cache = PlanCache()
+    assert cache.get(KEY, lambda: 4) == 4
+    assert cache.get(KEY, never) == 4
+    assert KEY in cache and OTHER not in cache and len(cache) == 1
+
+
+def test_a_hit_takes_no_lock() -> None:
+    cache = PlanCache()
+    cache.insert_ready(KEY, 4)
+    with cache._lock:
+        assert cache.get(KEY, never) == 4
+
+
+def test_tactic_zero_is_a_plan_and_not_a_miss() -> None:
+    cache = PlanCache()
+    cache.insert_ready(KEY, 0)
+    assert cache.get(KEY, never) == 0
+
+
+def test_sixteen_callers_share_one_tuning_and_other_keys_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PlanCache()
+    boarding = Boarding(cache, monkeypatch)
+    release = threading.Event()
+    tunings: list[int] = []
+
+    def tune() -> int:
+        tunings.append(threading.get_ident())
+        assert release.wait(30)
+        return 7
+
+    with ThreadPoolExecutor(16) as pool:
+        results = [pool.submit(cache.get, KEY, tune) for _ in range(16)]
+        boarding.wait(16)
+        assert cache.get(OTHER, lambda: 3) == 3
+        assert cache.snapshot() == {OTHER: 3}
+        release.set()
+        assert [result.result(30) for result in results] == [7] * 16
+    assert len(tunings) == 1
+    assert list(cache.snapshot().items()) == [(OTHER, 3), (KEY, 7)]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no tactic runs"), KeyboardInterrupt()])
+def test_a_failed_tuning_wakes_all_that_wait_and_can_be_tried_again(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = PlanCache()
+    boarding = Boarding(cache, monkeypatch)
+    release = threading.Event()
+    raised: list[BaseException] = []
+
+    def fail() -> int:
+        assert release.wait(30)
+        raise error
+
+    def ask(tune: Callable[[], int]) -> None:
+        try:
+            cache.get(KEY, tune)
+        except BaseException as seen:
+            raised.append(seen)
+
+    threads = [threading.Thread(target=ask, args=(fail,))]
+    threads[0].start()
+    boarding.wait(1)
+    threads += [threading.Thread(target=ask, args=(never,)) for _ in range(3)]
+    for thread in threads[1:]:
+        thread.start()
+    boarding.wait(3)
+    release.set()
+    for thread in threads:
+        thread.join(30)
+    assert raised.count(error) == (4 if isinstance(error, Exception) else 1)
+    assert all(isinstance(seen, TuningError) for seen in raised if seen is not error)
+    assert len(raised) == 4
+    assert cache.get(KEY, lambda: 5) == 5
+
+
+def test_a_tuner_that_asks_for_its_own_plan_is_told_and_does_not_hang() -> None:
+    cache = PlanCache()
+    with pytest.raises(TuningError) as caught:
+        cache.get(KEY, lambda: cache.get(KEY, never))
+    assert caught.value.code == "tuning-recursion"
+    assert cache.get(KEY, lambda: cache.get(OTHER, lambda: 1) + 1) == 2
+
+
+def test_a_loaded_plan_fills_a_gap_and_never_replaces() -> None:
+    cache = PlanCache()
+    assert cache.insert_ready(KEY, 4) is True
+    assert cache.insert_ready(KEY, 5) is False
+    assert cache.snapshot() == {KEY: 4}
+
+
+def test_loading_over_a_tuning_in_progress_is_an_error_and_leaves_it_alone() -> None:
+    cache = PlanCache()
+
+    def tune() -> int:
+        with pytest.raises(KernelError) as caught:
+            cache.insert_ready(KEY, 1)
+        assert caught.value.code == "tuner-active"
+        assert cache.insert_ready(OTHER, 1)
+        return 9
+
+    assert cache.get(KEY, tune) == 9
+
+
+def test_a_miss_during_capture_is_refused_before_tuning_and_a_hit_is_served() -> None:
+    cache = PlanCache()
+    with pytest.raises(CaptureMissError, match="bucket=8 N=5120 K=6144"):
+        cache.get(KEY, never, capturing=True)
+    cache.get(KEY, lambda: 4)
+    assert cache.get(KEY, never, capturing=True) == 4
+
+
+def test_a_frozen_cache_serves_and_loads_but_never_tunes() -> None:
+    cache = PlanCache()
+    cache.freeze()
+    text = "NVFP4 frozen persistent cache miss before readiness: M=7 bucket=8 N=5120 K=6144 device=0 sm=121"
+    for capturing in (False, True):
+        with pytest.raises(FrozenMissError) as caught:
+            cache.get(KEY, never, capturing=capturing, m=7)
+        assert caught.value.message == text
+    cache.insert_ready(KEY, 4)
+    assert cache.frozen and cache.get(KEY, never) == 4
+
+
+def test_keys_sort_by_rows_then_columns_then_depth_then_runtime() -> None:
+    fields = list(KEY)
+    for position in range(len(fields)):
+        larger = PlanKey(*(value + (index == position) - (index > position) for index, value in enumerate(fields)))
+        assert larger > KEY
