@@ -6,17 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from harness.client.metrics import AxisValue, timing_axes
+from harness.client.metrics import LATENCY_AXES, THROUGHPUT_AXES, AxisValue, timing_axes
 from harness.records import Leg, MemorySample
 
-__all__ = ["LOWER_TIMING", "MEMORY", "THROUGHPUT", "Axis", "axes_of", "leg_values"]
+__all__ = ["MEMORY", "Axis", "axes_of", "leg_values", "memory_axes"]
 
-THROUGHPUT = ("request_throughput", "input_throughput", "output_throughput", "total_token_throughput")
-LOWER_TIMING = tuple(
-    f"{statistic}_{metric}_ms"
-    for metric in ("ttft", "tpot", "itl", "e2el")
-    for statistic in ("mean", "median", "p90", "p99")
-)
 MEMORY = ("peak_pss_kib", "peak_rss_kib", "peak_gpu_memory_mib", "peak_mem_available_drop_kib")
 UNITS = {"request_throughput": "req/s", "peak_gpu_memory_mib": "MiB"}
 
@@ -38,9 +32,9 @@ def axes_of(concurrencies: Sequence[int], gpu: bool) -> list[Axis]:
 
 
 def _axes_at(concurrency: int, gpu: bool) -> Iterable[Axis]:
-    for name in THROUGHPUT:
+    for name in THROUGHPUT_AXES:
         yield Axis(name, concurrency, "timing", "higher", UNITS.get(name, "tok/s"))
-    for name in LOWER_TIMING:
+    for name in LATENCY_AXES:
         yield Axis(name, concurrency, "timing", "lower", "ms")
     for name in MEMORY:
         if gpu or name != "peak_gpu_memory_mib":

@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.errors import HarnessError
 
-__all__ = ["dumps", "loads", "loads_lines", "sha256_bytes", "sha256_file"]
+__all__ = ["dumps", "line_ending_hint", "loads", "loads_lines", "sha256_bytes", "sha256_file"]
 
 
 def dumps(value: Any) -> bytes:
@@ -50,7 +50,7 @@ def loads_lines(data: bytes, name: str) -> Iterator[Any]:
     """Decode JSON lines. A last line without its LF was cut off while being written: HarnessError `cut-line`."""
     if data and not data.endswith(b"\n"):
         raise HarnessError("cut-line", f"{name} ends inside a line: the writer was interrupted")
-    for number, line in enumerate(data.splitlines() if b"\r" not in data else data.split(b"\n")[:-1], 1):
+    for number, line in enumerate(data.split(b"\n")[:-1], 1):
         yield loads(line, f"{name} line {number}")
 
 
@@ -74,3 +74,17 @@ def sha256_bytes(data: bytes) -> str:
 def sha256_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def line_ending_hint(data: bytes, expected_sha256: str) -> str | None:
+    """Why `data` has another digest, where it is only line endings or the final newline (a converting checkout)."""
+    plain = data.replace(b"\r\n", b"\n")
+    variants = {
+        "line endings": (plain, data.replace(b"\n", b"\r\n")),
+        "a final newline": (data + b"\n", data.removesuffix(b"\n")),
+        "line endings and a final newline": (plain + b"\n", plain.removesuffix(b"\n")),
+    }
+    for name, candidates in variants.items():
+        if any(sha256_bytes(candidate) == expected_sha256 for candidate in candidates):
+            return f"differs only by {name}"
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "EXITS",
     "EXIT_BUG",
     "EXIT_FAIL",
     "EXIT_PASS",
@@ -19,6 +20,8 @@ EXIT_VOID = 2
 EXIT_TAMPERED = 3
 EXIT_USAGE = 64
 EXIT_BUG = 70
+
+EXITS = {"PASS": EXIT_PASS, "FAIL": EXIT_FAIL, "VOID": EXIT_VOID, "TAMPERED": EXIT_TAMPERED}
 
 
 class HarnessError(Exception):

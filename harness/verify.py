@@ -61,15 +61,15 @@ def _seal_faults(root: Path) -> list[str]:
     stored = manifest_path.read_bytes() if manifest_path.is_file() else b""
     seal = (root / "seal.json").read_bytes()
     if seal == bundle.seal_bytes(stored):
-        return _file_faults(stored, rebuilt)
+        return _file_faults(root, stored, rebuilt)
     if rebuilt == stored:
         return ["seal.json: does not hold the digest of manifest.json"]
     if seal == bundle.seal_bytes(rebuilt):
         return ["manifest.json: differs from the files, which agree with the seal"]
-    return ["manifest.json: its digest is not the one in seal.json", *_file_faults(stored, rebuilt)]
+    return ["manifest.json: its digest is not the one in seal.json", *_file_faults(root, stored, rebuilt)]
 
 
-def _file_faults(stored: bytes, rebuilt: bytes) -> list[str]:
+def _file_faults(root: Path, stored: bytes, rebuilt: bytes) -> list[str]:
     if stored == rebuilt:
         return []
     try:
@@ -81,9 +81,10 @@ def _file_faults(stored: bytes, rebuilt: bytes) -> list[str]:
     faults += [f"{path}: not part of the sealed bundle" for path in sorted(present.keys() - recorded.keys())]
     for path in sorted(recorded.keys() & present.keys()):
         if recorded[path] != present[path]:
-            faults.append(
-                f"{path}: SHA-256 {present[path]['sha256'][:12]}…, sealed as {recorded[path]['sha256'][:12]}…"
-            )
+            sealed = str(recorded[path].get("sha256"))
+            hint = canonical.line_ending_hint((root / path).read_bytes(), sealed)
+            found = present[path]["sha256"]
+            faults.append(f"{path}: SHA-256 {found[:12]}…, sealed as {sealed[:12]}…" + (f"; {hint}" if hint else ""))
     return faults or ["manifest.json: is not canonical"]
 
 

@@ -1,0 +1,111 @@
+"""The command line. Every error leaves as a sentence and an exit code: 64 for bad usage, 70 for our own bug.
+
+0 PASS, 1 FAIL, 2 VOID, 3 TAMPERED: 1 always means a complete, valid measurement that failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from harness.errors import EXIT_BUG, EXIT_PASS, EXIT_USAGE, EXITS, HarnessError, UsageError
+
+__all__ = ["main"]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError("usage", f"{message}; see `python -m harness {self._command()}--help`")
+
+    def _command(self) -> str:
+        words = self.prog.split()
+        return f"{words[-1]} " if words[-1] != "harness" else ""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="harness", description="Gates for NVFP4 kernels and serving engines.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    run = commands.add_parser("run", help="run a gate: `run gate=g4 engine=reference host.port=8100`")
+    run.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides")
+    run.add_argument("-m", "--multirun", action="store_true", help="one run for every combination of a=x,y")
+    verify = commands.add_parser("verify", help="check a bundle's seal and recompute its verdict, offline")
+    verify.add_argument("bundle", type=Path)
+    explain = commands.add_parser("explain", help="type, unit, default and meaning of a configuration key")
+    explain.add_argument("key", nargs="?", default="")
+    prepare = commands.add_parser("prepare", help="install what an engine needs: `prepare engine=llama_cpp`")
+    prepare.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    if options.multirun:
+        from harness.sweep import sweep
+
+        return sweep(options.overrides)
+    from harness.controller import run
+    from harness.settings import compose_config
+
+    return run(compose_config(options.overrides), Path.cwd(), Console(stderr=False)).exit_code
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from harness.report.summary import summary
+    from harness.verify import verify
+
+    found = verify(options.bundle)
+    if found.outcome == "TAMPERED" or found.verdict is None:
+        print("TAMPERED: this is not the bundle that was sealed")
+        print("\n".join(found.faults))
+        return EXITS["TAMPERED"]
+    print("\n".join(summary(found.verdict)))
+    print(
+        f"digest {found.digest} (compare it with the one its author published: a digest proves integrity, not origin)"
+    )
+    return EXITS[found.outcome]
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from harness.explain import explain
+
+    print(explain(options.key))
+    return EXIT_PASS
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from harness.engines import registry
+    from harness.settings import compose_config
+    from harness.state import cache_dir
+
+    config = compose_config(options.overrides)
+    engine = registry.create(config.engine.name, config.engine.options, cache_dir(config.host))
+    install = getattr(engine, "install", None)
+    if install is not None:
+        print(f"installing the environment of {engine.name}")
+        install()
+    engine.prepare()
+    print(f"{engine.name} is ready")
+    return EXIT_PASS
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    try:
+        options = _parser().parse_args(argv)
+        command = {"run": _run, "verify": _verify, "explain": _explain, "prepare": _prepare}[options.command]
+        return command(options)
+    except HarnessError as error:
+        print(f"{error.code}: {error.message}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted before anything was started", file=sys.stderr)
+        return EXIT_USAGE
+    except Exception:
+        traceback.print_exc()
+        print("internal error: this is a bug of the harness; please report the lines above", file=sys.stderr)
+        return EXIT_BUG

@@ -1,0 +1,199 @@
+"""A run seen from where it was asked for: check, plan, start, watch, fetch, judge, seal.
+
+The supervisor does the work and does not need this process; everything after the raw files is a pure function.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness import bundle, campaign, canonical, corpus, index, ports, verify
+from harness.config import Config
+from harness.display import Display
+from harness.engines import registry
+from harness.engines.base import Engine
+from harness.errors import EXITS, HarnessError, UsageError
+from harness.plan import Plan
+from harness.report import markdown
+from harness.report.summary import summary
+from harness.state import RunState, cache_dir, state_dir, write_atomic
+from harness.transport.local import Local
+
+__all__ = ["Sealed", "run", "seal_run"]
+
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A finished run: where its bundle lies, its digest and its verdict."""
+
+    path: Path
+    digest: str
+    verdict: dict[str, Any]
+
+    @property
+    def exit_code(self) -> int:
+        return EXITS[self.verdict["outcome"]]
+
+
+def run(config: Config, invoked_in: Path, console: Console) -> Sealed:
+    """Run one campaign to its sealed bundle. UsageError before anything is started."""
+    root = (invoked_in / config.evidence.root).resolve()
+    transport = Local(config.host)
+    with Display(console) as display:
+        display.note("checking the configuration and preparing weights and prompts")
+        plan, folder = _plan(config, invoked_in, transport)
+        unfinished = _unfinished(config, plan, transport)
+        if unfinished is not None:
+            display.note(f"attaching to the unfinished run {unfinished.root.name} of the same plan")
+            state = unfinished
+        else:
+            ports.require_free(config.host.port, "host.port")
+            state = _new_state(config, plan, folder, root, invoked_in)
+            transport.start(state)
+        _watch(state, transport, display)
+    sealed = seal_run(state, root)
+    for line in summary(sealed.verdict):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(f"bundle {_short(sealed.path, invoked_in)}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"digest {sealed.digest}", highlight=False, markup=False, soft_wrap=True)
+    return sealed
+
+
+def _short(path: Path, base: Path) -> Path:
+    return path.relative_to(base) if path.is_relative_to(base) else path
+
+
+def _plan(config: Config, invoked_in: Path, transport: Local) -> tuple[Plan, Path]:
+    """The frozen plan and the folder of its prompts."""
+    engine = registry.create(config.engine.name, config.engine.options, cache_dir(config.host))
+    frozen = _frozen_document(config, invoked_in, engine)
+    engine.prepare()
+    counts = {concurrency: config.workload.points[concurrency] for concurrency in config.gate.concurrencies}
+    prompts = corpus.build(
+        seed=config.workload.seed,
+        tokens=config.workload.input_tokens,
+        counts=counts,
+        repetitions=config.gate.repetitions,
+        first_token=engine.first_token,
+        vocabulary=engine.vocabulary,
+    )
+    folder = cache_dir(config.host) / "corpus" / canonical.sha256_bytes(canonical.dumps(dict(prompts.digests)))[:16]
+    corpus.write(prompts, folder)
+    identity = transport.identity()
+    plan = campaign.plan(
+        config,
+        subject=engine.identity(),
+        capabilities=sorted(engine.capabilities),
+        host=identity.facts,
+        gpu=identity.gpu,
+        corpus=prompts.digests,
+        frozen_plan_sha256=frozen,
+    )
+    if not plan.difference:
+        raise UsageError("same-arms", "engine.candidate and engine.baseline are the same; set what the change is")
+    if len(plan.difference) > 1 and not plan.stacked:
+        raise UsageError(
+            "stacked",
+            f"the arms differ in {len(plan.difference)} levers ({'; '.join(plan.difference)}); "
+            "change one, or say gate.stacked=true",
+        )
+    return plan, folder
+
+
+def _frozen_document(config: Config, invoked_in: Path, engine: Engine) -> str | None:
+    """SHA-256 of a plan document that the user gave; its path becomes absolute. UsageError when it is unreadable."""
+    if config.engine.plan is None:
+        return None
+    if "fp4_plans" not in engine.capabilities:
+        raise UsageError(
+            "bad-value", f"engine.plan={config.engine.plan}: {engine.name} keeps no FP4 plans; leave it null"
+        )
+    path = (invoked_in / config.engine.plan).resolve()
+    try:
+        digest = canonical.sha256_file(path)
+    except OSError as error:
+        raise UsageError(
+            "unreadable-plan", f"engine.plan={path}: {error.strerror}; give a native plan document"
+        ) from error
+    config.engine.plan = str(path)
+    return digest
+
+
+def _unfinished(config: Config, plan: Plan, transport: Local) -> RunState | None:
+    """A run of the same plan that is still going on."""
+    digest = plan.digest()
+    for folder in sorted(state_dir(config.host).glob(f"{plan.gate}-{digest[:12]}-*")):
+        state = RunState(folder)
+        if transport.alive(state):
+            return state
+    return None
+
+
+def _new_state(config: Config, plan: Plan, prompts: Path, root: Path, invoked_in: Path) -> RunState:
+    nonce = secrets.token_hex(4)
+    state = RunState(state_dir(config.host) / f"{plan.gate}-{plan.digest()[:12]}-{nonce}")
+    state.bundle.mkdir(parents=True)
+    shutil.copytree(prompts, state.corpus)
+    bundle.write_new(state.plan, plan.to_bytes())
+    state.run.touch(mode=0o600)
+    write_atomic(
+        state.run,
+        {
+            "config": asdict(config),
+            "earlier": index.earlier(root, index.subject_key(plan)),
+            "evidence_root": str(root),
+            "invoked_in": str(invoked_in),
+            "nonce": nonce,
+        },
+    )
+    state.run.chmod(0o600)
+    return state
+
+
+def _watch(state: RunState, transport: Local, display: Display) -> None:
+    """Show progress until the run has ended. Ctrl-C once: stop after this leg; twice: stop now."""
+    asked = 0
+    while True:
+        try:
+            for line in transport.waiting(state):
+                display.note(line)
+            news = state.read(state.progress)
+            if news:
+                display.show(news)
+            if not transport.alive(state):
+                return
+            time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            asked += 1
+            transport.stop(state, "after-leg" if asked == 1 else "now")
+            display.note("stopping after this leg; press Ctrl-C again to stop now" if asked == 1 else "stopping now")
+
+
+def seal_run(state: RunState, root: Path) -> Sealed:
+    """Copy the raw files under the evidence root, judge them, seal them, and record the attempt."""
+    final = root / state.root.name
+    partial = root / f".{state.root.name}.partial"
+    root.mkdir(parents=True, exist_ok=True)
+    if final.exists():
+        raise HarnessError("would-overwrite", f"{final} exists already; nothing is ever overwritten")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(state.bundle, partial)
+    verdict = verify.assess(partial)
+    bundle.write_new(partial / "verdict.json", canonical.dumps(verdict))
+    digest = bundle.seal(partial)
+    for name, data in markdown.derived(partial, verdict).items():
+        bundle.write_new(partial / name, data)
+    partial.rename(final)
+    plan = Plan.from_bytes((final / "plan.json").read_bytes())
+    index.append(root, run=final.name, plan=plan, digest=digest, verdict=verdict)
+    shutil.rmtree(state.root, ignore_errors=True)
+    return Sealed(final, digest, verdict)

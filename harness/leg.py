@@ -1,0 +1,346 @@
+"""One leg: a fresh server, its load, its end, and the files it leaves. Runs on the GPU host, inside the lease."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+from harness import canonical, corpus, ports, process, readiness
+from harness.bundle import write_new
+from harness.campaign import shown
+from harness.config import Config
+from harness.engines.base import Engine, Launch
+from harness.errors import HarnessError
+from harness.plan import LegPlan, Plan
+from harness.process import Owned
+from harness.records import MemoryReturn
+from harness.state import RunState
+from harness.telemetry import host, pagecache
+
+__all__ = ["Context", "run_leg"]
+
+POLL_S = 0.1
+PROOF_TIMEOUT_S = 300.0
+PROMPT_TOKENS = 8  # of the completion that proves readiness
+SAMPLER_END_S = 10.0
+
+
+@dataclass
+class Context:
+    """What every leg of a run needs. `check` raises when somebody asked to stop; `tell` publishes progress."""
+
+    plan: Plan
+    config: Config
+    engine: Engine
+    state: RunState
+    frozen: Path | None
+    lease_fd: int | None
+    keeper_pid: int | None
+    check: Callable[[], None]
+    tell: Callable[[Mapping[str, Any]], None]
+    metrics: dict[str, str] = field(default_factory=dict)
+
+    def arm(self, letter: str) -> dict[str, Any]:
+        """The arm with its real values; the plan shows secrets as such."""
+        return asdict(self.config.engine.candidate if letter == "A" else self.config.engine.baseline)
+
+
+def run_leg(context: Context, leg: LegPlan) -> None:
+    """Run one leg and write its folder; `leg.json` is written last, so a folder without it is an interrupted leg."""
+    folder = context.state.bundle / "legs" / leg.name
+    folder.mkdir(parents=True)
+    context.tell({"phase": "starting", "name": leg.name})
+    {"seed": _seed, "model-gate": _model_gate, "sequential": _sequential, "timed": _timed}[leg.kind](
+        context, leg, folder
+    )
+
+
+def _write(folder: Path, name: str, value: Any) -> None:
+    write_new(folder / name, canonical.dumps(value))
+
+
+def _launch(context: Context, launch: Launch, folder: Path) -> Owned:
+    """Start a process of the engine inside the lease; its command is recorded beside the plan, not in its digest."""
+    _write(
+        folder,
+        "command.json",
+        {
+            "argv": list(launch.argv),
+            "env": {name: shown(name, value) for name, value in launch.env.items()},
+            "cwd": str(launch.cwd),
+        },
+    )
+    fds = () if context.lease_fd is None else (context.lease_fd,)
+    return process.start(
+        launch.argv, launch.env, launch.cwd, folder / "engine.log", pass_fds=fds, reaper=context.keeper_pid
+    )
+
+
+def _frozen_sha(context: Context) -> str | None:
+    return canonical.sha256_file(context.frozen) if context.frozen is not None and context.frozen.is_file() else None
+
+
+@contextmanager
+def _server(
+    context: Context, leg: LegPlan, folder: Path, *, read_only: bool = True, sample: bool = False
+) -> Iterator[Owned]:
+    """A ready server of the leg's arm. On the way out, whatever happened, it and all it started are gone.
+
+    `sample` starts the memory sampler right after the process, since peaks arise while weights are loaded.
+    """
+    port, grace = context.config.host.port, context.config.host.stop_grace_s
+    ports.require_free(port, "host.port")
+    owned = _launch(context, context.engine.launch(context.arm(leg.arm), port, context.frozen, read_only), folder)
+    sampler = _start_sampler(context, owned, folder) if sample else None
+    try:
+        _await_ready(context, owned, folder / "engine.log")
+        yield owned
+        answer = readiness.get(port, "/metrics")
+        context.metrics[leg.name] = answer.text() if answer.status == HTTPStatus.OK else ""
+    finally:
+        report = process.stop(owned, grace)
+        seen_end = sampler is None or sampler.wait(SAMPLER_END_S) is not None
+        if sampler is not None:
+            process.stop(sampler, 1.0)
+        if report.survivors:
+            names = ", ".join(str(item.pid) for item in report.survivors)
+            raise HarnessError(
+                "engine-survives", f"processes {names} outlived KILL; the host is dirty, look at them first"
+            )
+    if not seen_end:
+        raise HarnessError("sampler-hangs", "the memory sampler did not see the end of the engine")
+
+
+def _await_ready(context: Context, owned: Owned, log: Path) -> None:
+    first = context.engine.first_token
+    context.tell({"phase": "loading"})
+    readiness.await_ready(
+        owned,
+        context.config.host.port,
+        context.engine.served_model(),
+        range(first, first + PROMPT_TOKENS),
+        log=log,
+        timeout_s=context.config.host.ready_timeout_s,
+        check=context.check,
+    )
+
+
+def _start_sampler(context: Context, owned: Owned, folder: Path) -> Owned:
+    argv = [
+        *(sys.executable, "-m", "harness.telemetry.sampler"),
+        *("--pid", str(owned.pid), "--start", str(owned.start_ticks)),
+        *("--period", str(context.config.host.sample_period_s), "--out", str(folder / "memory.jsonl")),
+    ]
+    return process.start(argv, {}, context.state.root, context.state.root / f"{folder.name}.sampler.log")
+
+
+def _leg_head(context: Context, leg: LegPlan, owned: Owned, **more: Any) -> dict[str, Any]:
+    proof = context.engine.arm_proof(context.arm(leg.arm), context.metrics.get(leg.name, ""))
+    head: dict[str, Any] = {**asdict(leg), "exit": str(owned.poll() or "not reaped"), **more}
+    return head if proof is None else {**head, "arm_proof": asdict(proof)}
+
+
+def _write_plans(context: Context, leg: LegPlan, folder: Path, before: str | None) -> None:
+    log = (folder / "engine.log").read_text("utf-8", "replace")
+    report = context.engine.plan_report(log, context.metrics.get(leg.name, ""))
+    if report is not None:
+        after = _frozen_sha(context)
+        sha = {"before": before, "after": after or "absent"} if before else None
+        _write(folder, "plans.json", {"report": report.to_json(), "document_sha256": sha})
+
+
+def _seed(context: Context, leg: LegPlan, folder: Path) -> None:
+    """The one read-write process: it tunes, saves the document that everything after it is frozen to, and ends."""
+    assert context.frozen is not None
+    context.frozen.parent.mkdir(parents=True, exist_ok=True)
+    with _server(context, leg, folder, read_only=False) as owned:
+        pass
+    _write_plans(context, leg, folder, None)
+    if not context.frozen.is_file():
+        raise HarnessError("no-plan-document", f"the seed saved no plans; {_log_end(folder / 'engine.log')}")
+    shutil.copyfile(context.frozen, context.state.bundle / "frozen-plans.json")
+    _write(folder, "leg.json", _leg_head(context, leg, owned))
+
+
+def _model_gate(context: Context, leg: LegPlan, folder: Path) -> None:
+    launch = context.engine.model_gate_argv(context.arm(leg.arm), context.frozen)
+    assert launch is not None, "the plan holds a model gate only for engines that have one"
+    before = _frozen_sha(context)
+    owned = _launch(context, launch, folder)
+    try:
+        _await_end(context, owned, PROOF_TIMEOUT_S, f"the model gate of arm {leg.arm}")
+    finally:
+        process.stop(owned, context.config.host.stop_grace_s)
+    _write_plans(context, leg, folder, before)
+    report = context.engine.model_gate_report((folder / "engine.log").read_text("utf-8", "replace"))
+    head = {**asdict(leg), "exit": str(owned.poll()), "model_gate": None if report is None else asdict(report)}
+    _write(folder, "leg.json", head)
+
+
+def _await_end(context: Context, owned: Owned, limit_s: float, what: str) -> None:
+    deadline = time.monotonic() + limit_s
+    while owned.wait(POLL_S) is None:
+        context.check()
+        if time.monotonic() > deadline:
+            raise HarnessError("timeout", f"{what} did not end within {limit_s:g} s")
+
+
+def _sequential(context: Context, leg: LegPlan, folder: Path) -> None:
+    """The first partition's prompts one at a time: same shapes in both arms, so the tokens must be the same."""
+    before = _frozen_sha(context)
+    prompts = context.state.corpus / f"{corpus.partition(context.plan.concurrencies[0], 1)}.jsonl"
+    rows = prompts.read_bytes().splitlines(keepends=True)[: context.config.gate.sequential_requests]
+    few = context.state.root / f"{leg.name}.prompts.jsonl"
+    few.write_bytes(b"".join(rows))
+    with _server(context, leg, folder) as owned:
+        load = _load(context, leg, folder, owned, prompts=few, concurrency=1, warmups=0, keep_text=True)
+    _write_plans(context, leg, folder, before)
+    _write(folder, "leg.json", _leg_head(context, leg, owned, load=load))
+
+
+def _timed(context: Context, leg: LegPlan, folder: Path) -> None:
+    assert leg.concurrency is not None and leg.repetition is not None
+    before = _frozen_sha(context)
+    baseline = _before(context, folder)
+    warmups = context.config.client.warmups
+    with _server(context, leg, folder, sample=True) as owned:
+        load = _load(
+            context,
+            leg,
+            folder,
+            owned,
+            prompts=context.state.corpus / f"{corpus.partition(leg.concurrency, leg.repetition)}.jsonl",
+            concurrency=leg.concurrency,
+            warmups=leg.concurrency if warmups is None else warmups,
+            keep_text=False,
+        )
+    _after(context, folder, baseline)
+    _write_plans(context, leg, folder, before)
+    _write(folder, "leg.json", _leg_head(context, leg, owned, load=load))
+
+
+def _roots(context: Context) -> list[Path]:
+    """What is dropped from the page cache: weights, corpus and plan document; never interpreter, libraries, outputs."""
+    roots = [*context.engine.cache_roots(), context.state.corpus]
+    return roots if context.frozen is None else [*roots, context.frozen]
+
+
+def _before(context: Context, folder: Path) -> int | None:
+    """Drop the cache, then read the MemAvailable from which the leg's own drop is counted."""
+    context.tell({"phase": "dropping the page cache"})
+    drop = pagecache.drop(_roots(context))
+    snapshot = host.snapshot([context.state.root])
+    _write(folder, "host-before.json", {**snapshot, "cache_drop": drop.to_json()})
+    available = snapshot["mem_available_kib"]
+    floor = context.config.host.min_mem_available_mib * 1024
+    if available is not None and available < floor:
+        raise HarnessError("low-memory", f"{available} KiB available, host.min_mem_available_mib asks for {floor} KiB")
+    return None if available is None else int(available)
+
+
+def _after(context: Context, folder: Path, baseline: int | None) -> None:
+    context.tell({"phase": "waiting for memory to come back"})
+    drop = pagecache.drop(_roots(context))
+    returned = _await_memory(context, folder, baseline)
+    snapshot = host.snapshot([context.state.root])
+    _write(folder, "host-after.json", {**snapshot, "cache_drop": drop.to_json(), "memory_return": returned})
+
+
+def _await_memory(context: Context, folder: Path, baseline: int | None) -> dict[str, Any] | None:
+    """Poll until MemAvailable is back: the kernel frees an ended process's pages over tens of milliseconds."""
+    rows = (json.loads(line) for line in (folder / "memory.jsonl").read_bytes().splitlines())
+    lowest = min((row["mem_available_kib"] for row in rows if row["mem_available_kib"] is not None), default=None)
+    if baseline is None or lowest is None:
+        return None
+    deadline = time.monotonic() + context.config.host.memory_return_timeout_s
+    while True:
+        final = host.mem_available_kib()
+        if final is None:
+            return None
+        check = host.memory_returned(baseline, final, max(0, baseline - lowest))
+        if check.returned or time.monotonic() > deadline:
+            return asdict(MemoryReturn(check.returned, baseline, final, check.tolerance_kib))
+        context.check()
+        time.sleep(POLL_S)
+
+
+def _load(
+    context: Context, leg: LegPlan, folder: Path, owned: Owned, *, prompts: Path, **series: Any
+) -> dict[str, Any]:
+    """Run the client in its own process and watch it: the engine's death, a stall and a deadline end the leg."""
+    client = context.config.client
+    out = context.state.root / f"{leg.name}.client"
+    out.mkdir()
+    spec = {
+        "host": "127.0.0.1",
+        "port": context.config.host.port,
+        "path": "/v1/completions",
+        "model": context.engine.served_model(),
+        "prompts_file": str(prompts),
+        "max_tokens": context.plan.output_tokens,
+        "extra_body": {"seed": context.config.workload.seed, "ignore_eos": True},
+        "request_timeout_s": client.request_timeout_s,
+        "deadline_s": client.leg_deadline_s,
+        "out_dir": str(out),
+        **series,
+    }
+    (out / "spec.json").write_text(json.dumps(spec))
+    argv = [sys.executable, "-m", "harness.client", str(out / "spec.json")]
+    load = process.start(argv, {}, context.state.root, out / "client.log")
+    try:
+        _watch(context, owned, load, folder / "engine.log", out / "client.log")
+    finally:
+        process.stop(load, 1.0)
+    for name in ("requests.jsonl.gz", "texts.jsonl"):
+        if (out / name).is_file():
+            write_new(folder / name, (out / name).read_bytes())
+    document = json.loads((out / "load.json").read_bytes())
+    assert isinstance(document, dict)
+    return document
+
+
+def _watch(context: Context, owned: Owned, load: Owned, engine_log: Path, client_log: Path) -> None:
+    client = context.config.client
+    began = moved = time.monotonic()
+    last: Mapping[str, Any] = {}
+    while (ended := load.wait(POLL_S)) is None:
+        context.check()
+        if (death := owned.poll()) is not None:
+            raise HarnessError("engine-died", f"the engine ended under load ({death}); {_log_end(engine_log)}")
+        now, seen = time.monotonic(), _last_progress(client_log)
+        if seen != last:
+            last, moved = seen, now
+            context.tell({"phase": "load", "seconds": now - began, **seen})
+        if now - moved > client.stall_timeout_s:
+            raise HarnessError(
+                "engine-stalled", f"no new token for {client.stall_timeout_s:g} s; {_log_end(engine_log)}"
+            )
+        if now - began > client.leg_deadline_s + client.request_timeout_s:
+            raise HarnessError(
+                "leg-deadline", f"the load took longer than client.leg_deadline_s={client.leg_deadline_s:g}"
+            )
+    if str(ended) != "exit code 0":
+        raise HarnessError("client-failed", f"the load client ended with {ended}; {_log_end(client_log)}")
+
+
+def _log_end(log: Path) -> str:
+    return f"its log ends:\n{process.tail(log)}"
+
+
+def _last_progress(log: Path) -> dict[str, Any]:
+    """The client's newest progress line."""
+    for line in reversed(process.tail(log, 3).splitlines()):
+        if line.startswith("{"):
+            try:
+                return dict(json.loads(line))
+            except ValueError:  # still being written
+                continue
+    return {}

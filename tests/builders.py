@@ -1,0 +1,185 @@
+"""Synthetic evidence for tests: a plan, legs as values, and a bundle on disk. No engine is involved."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness import bundle, campaign, canonical, verify
+from harness.config import Config
+from harness.journal import Journal
+from harness.plan import LegPlan, Plan
+from harness.records import (
+    ArmProof,
+    CacheDrop,
+    Leg,
+    LoadReport,
+    MemoryReturn,
+    MemorySample,
+    ModelGate,
+    PlanReport,
+    RequestRecord,
+)
+from harness.report import markdown
+from harness.settings import compose_config
+
+ALL = ("arm_counters", "fp4_plans", "model_gate", "sequential_proof", "token_ids")
+SMALL = (
+    "gate.concurrencies=[2]",
+    "gate.repetitions=3",
+    "gate.sequential_requests=2",
+    "workload=rehearsal",
+    "workload.points={2: 4}",
+    "workload.output_tokens=3",
+)
+MS = 1_000_000
+SHA = "a" * 64
+
+
+def small_config(*overrides: str) -> Config:
+    return compose_config([*SMALL, *overrides])
+
+
+def small_plan(*overrides: str, capabilities: Sequence[str] = ALL, gpu: bool = False) -> Plan:
+    return campaign.plan(
+        small_config(*overrides),
+        subject={"weights_sha256": SHA},
+        capabilities=capabilities,
+        host={"hostname": "testhost", "cpu": "test"},
+        gpu=gpu,
+        corpus={"c2-r1": SHA},
+        frozen_plan_sha256=None,
+    )
+
+
+def request(
+    index: int, start_ns: int, *, ttft_ns: int = 10 * MS, gap_ns: int = MS, tokens: int = 3, **changes: Any
+) -> RequestRecord:
+    offsets = tuple(ttft_ns + gap_ns * step for step in range(tokens))
+    record = RequestRecord(
+        index=index,
+        prompt_sha256=SHA,
+        start_ns=start_ns,
+        chunk_ns=offsets,
+        chunk_tokens=None,
+        done_ns=offsets[-1],
+        prompt_tokens=64,
+        output_tokens=tokens,
+        text_sha256=SHA,
+        finish_reason="length",
+        status=200,
+        error=None,
+        retries=0,
+        shared_stamps=0,
+    )
+    return replace(record, **changes)
+
+
+def plan_report(tactics: Mapping[tuple[int, int, int], int] | None = None, **changes: Any) -> PlanReport:
+    plans = {(1, 64, 32): 0, (2, 64, 32): 1} if tactics is None else dict(tactics)
+    selected = tuple(sorted((m, n, k, tactic) for (m, n, k), tactic in plans.items()))
+    report = PlanReport(
+        mode="read-only",
+        loaded=len(selected),
+        tuned=0,
+        rejected=0,
+        saved=0,
+        lazy_misses=0,
+        delay_us=0,
+        metadata="f" * 16,
+        selected=selected,
+        map_sha256=canonical.sha256_bytes(canonical.dumps([list(row) for row in selected])),
+    )
+    return replace(report, **changes)
+
+
+def good_leg(planned: LegPlan, plan: Plan, *, scale: float = 1.0) -> Leg:
+    """A leg as a healthy run leaves it. `scale` stretches every latency."""
+    base = Leg(planned.name, planned.kind, planned.arm, planned.concurrency, planned.repetition, "exit code 0")
+    base = replace(base, plans=plan_report(), plan_sha256=(SHA, SHA))
+    if planned.kind == "seed":
+        return replace(base, plans=plan_report(mode="read-write", tuned=2, loaded=0, saved=2), plan_sha256=None)
+    if planned.kind == "model-gate":
+        return replace(base, model_gate=ModelGate(4, 20, 0, 0, 16, 16))
+    base = replace(base, arm_proof=ArmProof(True, "0 swizzles", "0 swizzles"))
+    if planned.kind == "sequential":
+        records = tuple(request(index, index * 100 * MS) for index in range(2))
+        return replace(base, requests=records, texts=("ab", "cd"), load=load_report(1, 2))
+    return replace(_timed(base, plan, scale), repetition=planned.repetition)
+
+
+def load_report(concurrency: int, requests: int, duration_ns: int = 1000 * MS) -> LoadReport:
+    return LoadReport(concurrency, requests, concurrency, duration_ns, concurrency, MS // 10, "kernel", "chunk", ())
+
+
+def _timed(base: Leg, plan: Plan, scale: float) -> Leg:
+    assert base.concurrency is not None
+    count = plan.requests(base.concurrency)
+    ttft, gap = round(10 * MS * scale), round(MS * scale)
+    records = tuple(request(index, index * 20 * MS, ttft_ns=ttft + index, gap_ns=gap) for index in range(count))
+    drop = CacheDrop(True, 3, SHA, 0)
+    return replace(
+        base,
+        requests=records,
+        load=load_report(base.concurrency, count, round(1000 * MS * scale)),
+        memory=(sample(0, 1000), sample(1, 1100), sample(2, None)),
+        mem_baseline_kib=100_000,
+        cache_before=drop,
+        cache_after=drop,
+        memory_return=MemoryReturn(True, 100_000, 99_990, 1000),
+    )
+
+
+def sample(step: int, kib: int | None, available: int = 90_000) -> MemorySample:
+    alive = kib is not None
+    return MemorySample(step * 100 * MS, alive, ((42, 7),) if alive else (), kib, kib, available, None, "no-nvml")
+
+
+def good_legs(plan: Plan, *, scale_a: float = 1.0, scale_b: float = 1.0) -> list[Leg]:
+    return [good_leg(leg, plan, scale=scale_a if leg.arm == "A" else scale_b) for leg in plan.legs]
+
+
+def write_bundle(
+    root: Path, plan: Plan, legs: Sequence[Leg], *, change: Callable[[Journal], None] | None = None
+) -> Path:
+    """A sealed bundle of `legs`, written as the supervisor and the controller would."""
+    bundle.write_new(root / "plan.json", plan.to_bytes())
+    journal = Journal(root / "journal.jsonl")
+    journal.write("start", boot_id="boot", lease={"since": "now", "token": "1"}, earlier=[], nonce="00")
+    for leg in legs:
+        write_leg(root / "legs" / leg.name, leg)
+        journal.write("leg", leg=leg.name)
+    if change is not None:
+        change(journal)
+    journal.write("end", boot_id="boot", left_behind=[])
+    verdict = verify.assess(root)
+    bundle.write_new(root / "verdict.json", canonical.dumps(verdict))
+    bundle.seal(root)
+    for name, data in markdown.derived(root, verdict).items():
+        bundle.write_new(root / name, data)
+    return root
+
+
+def write_leg(folder: Path, leg: Leg) -> None:
+    head = {"name": leg.name, "kind": leg.kind, "arm": leg.arm, "exit": leg.exit}
+    for name, value in (("load", leg.load), ("arm_proof", leg.arm_proof), ("model_gate", leg.model_gate)):
+        if value is not None:
+            head[name] = value.to_json() if hasattr(value, "to_json") else vars(value)
+    bundle.write_new(folder / "leg.json", canonical.dumps(head))
+    rows = b"".join(canonical.dumps(record.to_json()) for record in leg.requests)
+    bundle.write_new(folder / "requests.jsonl.gz", gzip.compress(rows, mtime=0))
+    bundle.write_new(folder / "memory.jsonl", b"".join(canonical.dumps(item.to_json()) for item in leg.memory))
+    bundle.write_new(folder / "texts.jsonl", b"".join(canonical.dumps({"text": text}) for text in leg.texts))
+    if leg.plans is not None:
+        sha = {"before": leg.plan_sha256[0], "after": leg.plan_sha256[1]} if leg.plan_sha256 else None
+        bundle.write_new(
+            folder / "plans.json", canonical.dumps({"report": leg.plans.to_json(), "document_sha256": sha})
+        )
+    if leg.cache_before and leg.cache_after and leg.memory_return:
+        before = {"mem_available_kib": leg.mem_baseline_kib, "cache_drop": vars(leg.cache_before)}
+        after = {"cache_drop": vars(leg.cache_after), "memory_return": vars(leg.memory_return)}
+        bundle.write_new(folder / "host-before.json", canonical.dumps(before))
+        bundle.write_new(folder / "host-after.json", canonical.dumps(after))
