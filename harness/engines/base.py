@@ -67,4 +67,4 @@ class ProvesElsewhere(Protocol):
     """What an adapter has beside Engine where /metrics alone cannot prove its arm."""
 
     def proof_paths(self) -> Sequence[str]:
-        """Paths to GET when /metrics is read; each body follows the /metrics text that `arm_proof` gets, after an LF."""
+        """Paths to GET when /metrics is read; each body follows, after an LF, the text that `arm_proof` gets."""

@@ -1,7 +1,7 @@
 """A private virtual environment for an engine that must not share ours: pinned, complete or absent, recorded.
 
-Built under a temporary name beside its place and renamed, so that a half-made one is never taken for finished. It is
-always run as `bin/python` (its `bin/pip` would still name the temporary folder).
+Built under a temporary name beside its place and renamed, so that a half-made one is never taken for finished. It has
+no pip of its own (3 s and 12 MB less): ours installs into it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from harness.errors import UsageError
 __all__ = ["Environment", "Installed"]
 
 RECORD = "installed.json"
-BUNDLED = ("pip", "setuptools")  # what ensurepip puts there, by its own version
 UNREACHABLE = re.compile(
     r"NewConnectionError|Failed to establish|name resolution|timed out|ProxyError|SSLError|Connection(?:Reset|Refused)",
     re.IGNORECASE,
@@ -31,15 +30,14 @@ UNREACHABLE = re.compile(
 
 @dataclass(frozen=True)
 class Installed:
-    """What is inside: sorted `name==version` lines without pip and setuptools; `sha256` is over these lines."""
+    """What is inside: sorted `name==version` lines; `sha256` is over these lines."""
 
     python: str
     packages: tuple[str, ...]
     sha256: str
 
     def version(self, name: str) -> str | None:
-        found = [package.partition("==")[2] for package in self.packages if package.partition("==")[0] == name]
-        return found[0] if found else None
+        return dict(package.split("==", 1) for package in self.packages).get(name)
 
 
 @dataclass(frozen=True)
@@ -87,13 +85,13 @@ class Environment:
 
     def _build(self, root: Path) -> None:
         python = str(root / "bin" / "python")
-        self._run([sys.executable, "-m", "venv", str(root)], "make a virtual environment")
+        self._run([sys.executable, "-m", "venv", "--without-pip", str(root)], "make a virtual environment")
         # Wheels only: without one for this machine pip would compile the engine for minutes, or fail in its middle.
-        pip = [python, "-I", "-m", "pip", "--disable-pip-version-check", "--no-input"]
+        pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "--no-input"]
         self._run([*pip, "install", "--quiet", "--only-binary=:all:", *self.requirements], "install")
         self._run([python, "-I", "-c", f"import {', '.join(self.modules)}"], "import")
         listed = json.loads(self._run([*pip, "list", "--format=json"], "list the packages"))
-        packages = sorted(f"{item['name']}=={item['version']}" for item in listed if item["name"] not in BUNDLED)
+        packages = sorted(f"{item['name']}=={item['version']}" for item in listed)
         version = self._run(
             [python, "-I", "-c", "import platform; print(platform.python_version())"], "ask the version"
         )
@@ -130,6 +128,9 @@ class Environment:
                 f"cannot {what} {pins}: the package index does not answer ({said}); set PIP_INDEX_URL to one that this "
                 f"machine reaches, or HTTPS_PROXY, then run again: {self.mend}",
             )
+        if "No module named pip" in output:
+            again = f"run `{sys.executable} -m ensurepip`, then: {self.mend}"
+            return UsageError("environment-failed", f"cannot {what} {pins}: {sys.executable} has no pip; {again}")
         return UsageError("environment-failed", f"cannot {what} {pins} in {self.root}: {said}; {self._hint(what)}")
 
     def _hint(self, what: str) -> str:
@@ -139,10 +140,10 @@ class Environment:
                 return (
                     f"the wheels need an x86-64-v3 or aarch64 CPU and the system's libgomp (package libgomp1), {again}"
                 )
-            case "install":
-                return f"each pin needs a wheel for this Python and machine on the index in use, {again}"
+            case "make a virtual environment":
+                return f"{sys.executable} needs the module venv (Debian: package python3-venv), {again}"
             case _:
-                return f"{sys.executable} needs the modules venv and ensurepip (Debian: package python3-venv), {again}"
+                return f"each pin needs a wheel for this Python and machine on the index in use, {again}"
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -228,7 +228,7 @@ def _total_slots(text: str) -> int | None:
                 total = json.loads(line).get("total_slots")
             except ValueError:
                 continue
-            if isinstance(total, int):
+            if isinstance(total, int) and not isinstance(total, bool):
                 return total
     return None
 

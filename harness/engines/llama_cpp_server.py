@@ -62,7 +62,12 @@ def main() -> None:
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     started = time.monotonic()
-    server = xllamacpp.Server(parameters(options))
+    try:
+        server = xllamacpp.Server(parameters(options))
+    except RuntimeError as error:
+        raise SystemExit(
+            f"cannot serve {options.model} on port {options.port}: {error} (llama.cpp's own lines say why)"
+        )
     print(f"ready on {server.listening_address} after {time.monotonic() - started:.3f} s", flush=True)
     received = signal.sigwait(signals)
     print(f"stopping on {signal.Signals(received).name}", flush=True)
