@@ -163,4 +163,4 @@ def _read_request(stream: Any) -> tuple[str, dict[str, Any]] | None:
         name, _, value = line.partition(b":")
         if name.lower() == b"content-length":
             length = int(value)
-    return first.split()[1].decode(), json.loads(stream.read(length))
+    return first.split()[1].decode(), json.loads(stream.read(length)) if length else {}
