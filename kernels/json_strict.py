@@ -14,7 +14,8 @@ __all__ = ["MAX_DEPTH", "loads_object"]
 # Native documents nest 3 deep, FlashInfer's 0.6 and 0.7 at most 8.
 MAX_DEPTH = 32
 # Possessive, so that a long or unclosed string costs one pass and no backtracking.
-_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{\]}]', re.DOTALL)
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 def loads_object(data: bytes, name: str) -> dict[str, Any]:
@@ -56,13 +57,11 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _refuse_depth(data: bytes, name: str) -> None:
-    depth = 0
-    for match in _STRING_OR_BRACKET.finditer(data):
-        token = match.group()
-        if token in b"[{":
-            depth += 1
-        elif token in b"]}":
-            depth -= 1
-        if depth > MAX_DEPTH:
-            place = match.start()
-            raise PlanDocumentError("too-deep", f"{name} nests deeper than {MAX_DEPTH} levels at byte {place}")
+    # Each pass removes the innermost level everywhere, at the speed of bytes.replace: a loop over the brackets in
+    # Python took 17 s for the 16 MiB that a document may have.
+    brackets = _STRING.sub(b"", data).translate(None, _NOT_BRACKETS)
+    for _ in range(MAX_DEPTH):
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    # What is left without a pair is unbalanced and json's to refuse, unless it alone is too deep for its recursion.
+    if b"[]" in brackets or b"{}" in brackets or brackets.count(b"[") + brackets.count(b"{") > MAX_DEPTH:
+        raise PlanDocumentError("too-deep", f"{name} nests deeper than {MAX_DEPTH} levels; that is no plan document")

@@ -84,6 +84,8 @@ class PlanRuntime:
         self._documents = Documents(settings, metadata, tactics, log, env=env, environment=flashinfer_environment)
         self._lock = threading.Lock()
         self._counts = _Counts()
+        self._identity = key_for(metadata, 1, 1, 16)[3:]
+        self._bypass = None if settings.plan_cache else tactics.bypass_id
         self._scope: WarmupScope | None = None
         self._served = False
         if settings.read_only:
@@ -99,14 +101,14 @@ class PlanRuntime:
         scope = self._scope
         if scope is not None:
             scope.observe(m)
-        if not self.settings.plan_cache:
-            return self.tactics.bypass_id
-        key = self.key(m, n, k)
-        return self.cache.get(key, lambda: self._tuned(key, m), capturing=capturing, m=m)
+        if self._bypass is not None:
+            return self._bypass
+        key = PlanKey(hybrid_m_bucket(m), n, k, *self._identity)
+        return self.cache.get(key, partial(self._tuned, key, m), capturing=capturing, m=m)
 
     def key(self, m: int, n: int, k: int) -> PlanKey:
         """The plan key under which `m` rows are tuned and looked up."""
-        return key_for(self.metadata, hybrid_m_bucket(m), n, k)
+        return PlanKey(hybrid_m_bucket(m), n, k, *self._identity)
 
     def warmup(self, max_tokens: int, shapes: Iterable[tuple[int, int]]) -> WarmupScope:
         """A scope for the profiles of batches up to `max_tokens` rows and these (N, K); open it with `with`."""

@@ -431,3 +431,14 @@ def test_a_declared_shape_that_no_plan_can_have_is_refused_before_the_warmup(
 def test_metadata_that_is_not_of_the_tactics_in_use_is_refused_at_once(native: Path) -> None:
     with pytest.raises(SettingsError, match="tactic_descriptor_digest"):
         Process(at(native), replace(METADATA, tactic_descriptor_digest="0" * 16))
+
+
+def test_a_document_that_turned_bad_during_the_warmup_is_not_overwritten(native: Path) -> None:
+    process = Process(at(native))
+    with process.runtime.warmup(8, SHAPES) as scope:
+        process.runtime.tactic(8, 5120, 6144)
+        native.parent.mkdir()
+        native.write_bytes(b"{")
+        scope.complete()
+    assert (process.log.mode, process.log.saved) == ("read-write-save-failed", 0)
+    assert native.read_bytes() == b"{"
