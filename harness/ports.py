@@ -46,7 +46,9 @@ def _named(port: int, pid: int | None) -> PortOwner:
         return PortOwner(port, None, None, None)
     try:
         process = psutil.Process(pid)
-        return PortOwner(port, pid, " ".join(process.cmdline())[:200] or process.name(), process.username())
+        return PortOwner(
+            port, pid, " ".join(" ".join(process.cmdline()).split())[:200] or process.name(), process.username()
+        )
     except psutil.Error:
         return PortOwner(port, pid, None, None)
 

@@ -41,6 +41,7 @@ __all__ = [
 
 SHIM = Path(__file__).resolve().with_name("_shim.py")
 SEARCH_PATH = "/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+BATCH = 256  # descriptors open at a time; the usual limit is 1,024
 RESCAN_S = 0.25  # how soon a process that was forked while its tree is being stopped gets its own signal
 
 
@@ -203,11 +204,17 @@ def send(process: ProcessId, number: int) -> bool:
 def wait_gone(processes: Sequence[ProcessId], timeout_s: float, *, first: bool = False) -> bool:
     """Wait for the end of all (or of the `first`) of `processes`, by event. True if that happened in time."""
     deadline = time.monotonic() + timeout_s
+    if first:
+        return _wait_some(processes[:BATCH], deadline, first=True)
+    batches = [processes[index : index + BATCH] for index in range(0, len(processes), BATCH)]
+    return all(_wait_some(batch, deadline, first=False) for batch in batches)
+
+
+def _wait_some(processes: Sequence[ProcessId], deadline: float, *, first: bool) -> bool:
     poller = select.poll()
-    opened = [descriptor for descriptor in map(_pidfd, processes) if descriptor is not None]
-    running = set(opened)
+    running = {descriptor for descriptor in map(_pidfd, processes) if descriptor is not None}
     try:
-        for descriptor in opened:
+        for descriptor in running:
             poller.register(descriptor, select.POLLIN)
         while running and not (first and len(running) < len(processes)):
             left = deadline - time.monotonic()
@@ -216,9 +223,10 @@ def wait_gone(processes: Sequence[ProcessId], timeout_s: float, *, first: bool =
             for descriptor, _ in poller.poll(left * 1000):
                 poller.unregister(descriptor)
                 running.discard(descriptor)
+                os.close(descriptor)
         return True
     finally:
-        for descriptor in opened:
+        for descriptor in running:
             os.close(descriptor)
 
 

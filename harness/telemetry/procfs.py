@@ -217,9 +217,9 @@ def boot_id() -> str | None:
 
 
 def command(pid: int) -> str:
-    """The command line as a person would recognise it, at most 200 characters; `[name]` for a kernel thread."""
+    """The command line in one line as a person would recognise it, at most 200 characters; `[name]` without one."""
     text = _read_text(f"/proc/{pid}/cmdline")
-    words = " ".join(word for word in (text or "").split("\0") if word)
+    words = " ".join((text or "").replace("\0", " ").split())
     stat = None if words else read_stat(pid)
     return words[:200] if words else f"[{stat.comm}]" if stat else "[gone]"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -56,6 +57,7 @@ class Stage:
         return one
 
     def heard(self) -> object:
+        assert select.select([self.ears], [], [], 60)[0], "nobody spoke for a minute"
         return json.loads(self.ears.readline())
 
     def heard_process(self) -> procfs.ProcessId:
