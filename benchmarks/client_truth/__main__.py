@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.oracle.vllm_bench_env import find, prepare
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 WAVES = 2
+QUIET_CORES = 0.1
 # (streams, tokens/s, in step): targets in ms for the p99 of the TTFT and the gap error
 TARGETS = {
     (16, 50, False): (0.25, 0.15),
@@ -46,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=150, help="a stream's length")
+    parser.add_argument("--patience", type=float, default=0, help="seconds in all to wait for a quiet machine")
     parser.add_argument("--vllm-env", type=Path, help="folder of the vLLM bench client; prepared there when it is not")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
@@ -56,13 +59,21 @@ def main() -> None:
         bench = find() or prepare(options.vllm_env or folder / "vllm-bench")
         clients: list[Client] = [OurClient(), VllmClient(bench)]
         program = build(folder)
-        runs = [
-            measure(program, client, Cell(*shape, options.tokens), cores)
-            for _ in range(options.repeats)
-            for shape in TARGETS
-            for client in clients
-        ]
+        runs: list[Run] = []
+        give_up = time.monotonic() + options.patience
+        for shape, client in [(shape, client) for shape in TARGETS for client in clients] * options.repeats:
+            await_quiet(give_up)
+            runs.append(measure(program, client, Cell(*shape, tokens=options.tokens), cores))
     write(runs, options)
+
+
+def await_quiet(give_up: float) -> None:
+    """Until the machine was idle for a second, or the patience is spent."""
+    while time.monotonic() < give_up:
+        busy = _busy_s()
+        time.sleep(1)
+        if _busy_s() - busy < QUIET_CORES:
+            return
 
 
 def measure(program: Path, client: Client, cell: Cell, cores: Sequence[int]) -> Run:

@@ -100,3 +100,23 @@ def test_no_spec_at_all_is_exit_64() -> None:
     done = run_client()
     assert done.returncode == 64
     assert "usage: python -m harness.client SPEC.json" in done.stderr
+
+
+def test_the_client_runs_where_there_is_no_epoll_no_fcntl_and_no_kernel_stamp(tmp_path: Path) -> None:
+    program = (
+        "import select, sys\n"
+        "sys.platform = 'elsewhere'\n"
+        "sys.modules['fcntl'] = None\n"
+        "del select.epoll\n"
+        "from harness.client.__main__ import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    with ScriptedServer(answer) as server:
+        spec = write_spec(tmp_path, server.port)
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(spec)], capture_output=True, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    report = LoadReport.from_json(loads((tmp_path / "out" / "load.json").read_bytes()))
+    assert report.stamp_source == "loop"
+    assert [record.error for record in read_records(tmp_path)] == [None] * 6
