@@ -65,7 +65,7 @@ def _structure(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
 
 
 def _process(plan: Plan, leg: Leg) -> Iterator[Check]:
-    yield _equal("clean-exit", leg.name, leg.exit, "exit 0")
+    yield _equal("clean-exit", leg.name, leg.exit, "exit code 0")
     if "arm_counters" in plan.capabilities and leg.kind in ("timed", "sequential"):
         proof = leg.arm_proof
         yield _check(

@@ -11,7 +11,7 @@ from harness import __version__
 from harness.config import ArmConfig, Config
 from harness.plan import Arm, LegPlan, NotApplicable, Plan, leg_order
 
-__all__ = ["difference", "legs", "plan"]
+__all__ = ["difference", "legs", "plan", "shown"]
 
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE", re.IGNORECASE)
 NEEDS = {
@@ -67,10 +67,10 @@ def _text_keys(value: Any) -> Any:
 
 def _arm(arm: ArmConfig) -> Arm:
     """An arm as recorded: values of variables whose name says that they are secret are never stored."""
-    return Arm(dict(arm.flags), {name: _shown(name, value) for name, value in arm.env.items()})
+    return Arm(dict(arm.flags), {name: shown(name, value) for name, value in arm.env.items()})
 
 
-def _shown(name: str, value: object) -> str:
+def shown(name: str, value: object) -> str:
     return "<secret>" if SECRET.search(name) else str(value)
 
 
@@ -86,7 +86,7 @@ def difference(candidate: ArmConfig, baseline: ArmConfig) -> list[str]:
 
 
 def _side(name: str, value: object) -> str:
-    return "unset" if value is None else _shown(name, value)
+    return "unset" if value is None else shown(name, value)
 
 
 def legs(config: Config, capabilities: Sequence[str]) -> list[LegPlan]:

@@ -6,6 +6,7 @@ prefix cache has nothing to find.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ def partition(concurrency: int, repetition: int) -> str:
 
 
 def build(
-    seed: int, tokens: int, counts: Mapping[int, int], repetitions: int, first_token: int, vocabulary: int
+    *, seed: int, tokens: int, counts: Mapping[int, int], repetitions: int, first_token: int, vocabulary: int
 ) -> Corpus:
     """Prompts of exactly `tokens` ids in [first_token, vocabulary) for every partition.
 
@@ -63,7 +64,7 @@ def _row(index: int, ids: Sequence[int]) -> bytes:
 def _check_disjoint(prompts: Sequence[Sequence[int]]) -> None:
     """Neighbours in sorted order share the longest prefixes, so only they need to be compared."""
     ordered = sorted(prompts)
-    for one, two in zip(ordered, ordered[1:], strict=False):
+    for one, two in itertools.pairwise(ordered):
         if one[: MAX_SHARED_PREFIX + 1] == two[: MAX_SHARED_PREFIX + 1]:
             raise HarnessError("corpus", f"two prompts share more than {MAX_SHARED_PREFIX} leading tokens")
 

@@ -1,0 +1,83 @@
+"""What a person sees while a run goes on: one live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+__all__ = ["Display", "describe"]
+
+PLAIN_EVERY_S = 15.0
+
+
+def describe(news: Mapping[str, Any], elapsed_s: float) -> str:
+    """One line: leg k of n, requests done, tokens/s, time left. Pure."""
+    leg, legs = news.get("leg"), news.get("legs")
+    if not leg or not legs:
+        return str(news.get("phase", "starting"))
+    parts = [f"leg {leg} of {legs} {news.get('name', '')}", str(news.get("phase", ""))]
+    if news.get("phase") == "load":
+        parts = [parts[0], f"{news.get('done', 0)} of {news.get('requests', 0)} requests"]
+        seconds = float(news.get("seconds") or 0)
+        if seconds > 0:
+            parts.append(f"{float(news.get('tokens', 0)) / seconds:.0f} tok/s")
+    left = _left(news, elapsed_s)
+    return ", ".join([*parts, f"about {left:.0f} s left"] if left is not None else parts)
+
+
+def _left(news: Mapping[str, Any], elapsed_s: float) -> float | None:
+    """Time left by the share of requests already done, once there is something to go by."""
+    done, total = float(news.get("done_total", 0)) + float(news.get("done", 0)), float(news.get("requests_total", 0))
+    return None if done <= 0 or total <= 0 else elapsed_s * (total - done) / done
+
+
+class Display:
+    """Context manager; `show` takes the supervisor's progress as often as it comes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began = time.monotonic()
+        self._last_plain = 0.0
+        self._last_key: object = None
+        self._progress: Progress | None = None
+        self._task: Any = None
+
+    def __enter__(self) -> Display:
+        if self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"), BarColumn(), console=self._console, transient=True, auto_refresh=False
+            )
+            self._progress.start()
+            self._task = self._progress.add_task("starting", total=None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def show(self, news: Mapping[str, Any]) -> None:
+        elapsed = time.monotonic() - self._began
+        text = describe(news, elapsed)
+        if self._progress is not None:
+            done = float(news.get("done_total", 0)) + float(news.get("done", 0))
+            self._progress.update(
+                self._task, description=text, completed=done, total=float(news.get("requests_total", 0)) or None
+            )
+            self._progress.refresh()
+        else:
+            self._plain(news, text)
+
+    def _plain(self, news: Mapping[str, Any], text: str) -> None:
+        """A line for every leg, and one now and then inside a long one."""
+        key, now = (news.get("leg"), news.get("phase") == "load"), time.monotonic()
+        if key != self._last_key or now - self._last_plain > PLAIN_EVERY_S:
+            self._last_key, self._last_plain = key, now
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,156 @@
+"""The reference engine in `kernels/serve`: the only place where the harness knows the kernels package."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import canonical
+from harness.engines.base import Launch
+from harness.errors import UsageError
+from harness.records import ArmProof, ModelGate, PlanReport
+
+__all__ = ["Reference"]
+
+MODEL = "gate"
+DIRECT = "VT_FP4_DIRECT_SF"
+DEFAULTS = {"seed": 0, "max_num_seqs": 32, "max_num_batched_tokens": 2048}
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Reference:
+    """`engine.options`: seed of the weights, max_num_seqs, max_num_batched_tokens."""
+
+    name = "reference"
+    capabilities = frozenset({"fp4_plans", "arm_counters", "model_gate", "sequential_proof", "token_ids"})
+    vocabulary = 1024
+    first_token = 256  # the two-letter pieces: prompts are printable
+
+    def __init__(self, options: Mapping[str, Any], cache_dir: Path) -> None:
+        unknown = sorted(options.keys() - DEFAULTS.keys())
+        if unknown:
+            raise UsageError(
+                "bad-value", f"engine.options.{unknown[0]}: the reference engine takes {', '.join(DEFAULTS)}"
+            )
+        self._options = {name: _number(options, name) for name in DEFAULTS}
+        self._weights = cache_dir / "reference" / f"weights-seed{self._options['seed']}.bin"
+
+    def identity(self) -> Mapping[str, Any]:
+        import numpy
+
+        from kernels.backends import cpu
+
+        return {
+            "build_id": cpu.build_id(),
+            "numpy": numpy.__version__,
+            "tactics": cpu.CPU_TACTICS.digest,
+            "weights_sha256": canonical.sha256_file(self._weights),
+        }
+
+    def prepare(self) -> None:
+        from kernels.serve import weights
+
+        if not self._weights.is_file():
+            self._weights.parent.mkdir(parents=True, exist_ok=True)
+            weights.write(self._weights, self._options["seed"])
+
+    def cache_roots(self) -> Sequence[Path]:
+        return (self._weights,)
+
+    def launch(self, arm: Mapping[str, Any], port: int, plan: Path | None, read_only: bool) -> Launch:
+        argv = self._python("kernels.serve")
+        argv += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL]
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            argv += [f"--{name.replace('_', '-')}", str(arm["flags"].get(name, self._options[name]))]
+        return Launch(argv, self._environment(arm, plan, read_only), ROOT)
+
+    def served_model(self) -> str:
+        return MODEL
+
+    def model_gate_argv(self, arm: Mapping[str, Any], plan: Path | None) -> Launch | None:
+        return Launch(self._python("kernels.serve.gate"), self._environment(arm, plan, True), ROOT)
+
+    def _python(self, module: str) -> list[str]:
+        return [sys.executable, "-m", module, "--model", str(self._weights)]
+
+    def _environment(self, arm: Mapping[str, Any], plan: Path | None, read_only: bool) -> dict[str, str]:
+        """Every plan setting is named, so that nothing is left to a default or to somebody's shell."""
+        env = {
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "VT_FP4_PLAN_CACHE": "1",
+            "VT_FP4_PERSISTENT_CACHE": "1",
+            "VT_FP4_AUTOTUNE_CACHE_READONLY": "1" if read_only else "0",
+            **{str(name): str(value) for name, value in arm["env"].items()},
+        }
+        return env if plan is None else {**env, "VT_FP4_AUTOTUNE_CACHE_PATH": str(plan)}
+
+    def plan_report(self, log: str, metrics: str) -> PlanReport | None:
+        from kernels.plans.log import parse_log
+        from kernels.plans.selected import map_sha256
+
+        found = parse_log(log)
+        if found is None:
+            return None
+        counted = _counter(metrics, "nvfp4_lazy_misses_total") or 0
+        return PlanReport(
+            mode=found.mode,
+            loaded=found.loaded,
+            tuned=found.tuned,
+            rejected=found.rejected,
+            saved=found.saved,
+            lazy_misses=max(len(found.lazy), int(counted)),
+            delay_us=found.delay_us,
+            metadata=found.metadata,
+            selected=tuple(sorted(found.selected)),
+            map_sha256=map_sha256(found.selected),
+            faults=tuple(found.unexpected),
+        )
+
+    def arm_proof(self, arm: Mapping[str, Any], metrics: str) -> ArmProof | None:
+        """Composed producers swizzle every activation apart; direct ones only lay out the weights, once."""
+        swizzles, gemms = _counter(metrics, "nvfp4_standalone_swizzles_total"), _counter(metrics, "nvfp4_gemms_total")
+        if swizzles is None or gemms is None:
+            return ArmProof(False, "no counters in /metrics", "nvfp4_standalone_swizzles_total and nvfp4_gemms_total")
+        direct = str(arm["env"].get(DIRECT, "1")).lower() not in ("0", "false", "off")
+        seen = f"{swizzles:.0f} standalone swizzles, {gemms:.0f} GEMMs"
+        required = "fewer swizzles than GEMMs (direct)" if direct else "a swizzle for every GEMM (composed)"
+        active = swizzles < gemms if direct else swizzles >= gemms > 0
+        return ArmProof(active, seen, required, {"standalone_swizzles": swizzles, "gemms": gemms})
+
+    def model_gate_report(self, log: str) -> ModelGate | None:
+        tokens = re.search(r"produced (\d+)/(\d+) tokens", log)
+        cases, asserted = _counts(log, "cases"), _counts(log, "assertions")
+        if tokens is None or cases is None or asserted is None:
+            return None
+        skipped = cases["skipped"] + asserted["skipped"] + log.lower().count("skipping")
+        failed = cases["failed"] + asserted["failed"]
+        return ModelGate(cases["total"], asserted["total"], failed, skipped, int(tokens[1]), int(tokens[2]))
+
+
+def _number(options: Mapping[str, Any], name: str) -> int:
+    value = options.get(name, DEFAULTS[name])
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise UsageError(
+            "bad-value", f"engine.options.{name}={value!r}: must be a whole number, such as {DEFAULTS[name]}"
+        )
+    return value
+
+
+def _counter(metrics: str, name: str) -> float | None:
+    found = re.search(rf"^{name}(?:\{{[^}}]*\}})? ([0-9.e+]+)$", metrics, re.MULTILINE)
+    return float(found[1]) if found else None
+
+
+def _counts(log: str, what: str) -> dict[str, int] | None:
+    """`cases: 4 | 4 passed | 0 failed | 0 skipped`."""
+    line = re.search(rf"^.*\b{what}: *(\d+)(.*)$", log, re.MULTILINE)
+    if line is None:
+        return None
+    counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
+    counts.update({word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped)", line[2])})
+    return {"total": int(line[1]), **counts}

