@@ -130,3 +130,23 @@ def test_a_reader_sees_whole_documents_only(tmp_path: Path) -> None:
         reader.join()
     assert seen <= set(documents)
     assert [entry.name for entry in tmp_path.iterdir()] == ["plans.json"]
+
+
+def test_a_file_that_becomes_a_fifo_before_it_is_opened_does_not_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "plans.json"
+    path.write_bytes(b"x")
+    really_open = os.open
+
+    def swap_then_open(name: Path, flags: int) -> int:
+        path.unlink()
+        os.mkfifo(path)
+        return really_open(name, flags)
+
+    monkeypatch.setattr(os, "open", swap_then_open)
+    codes: list[str] = []
+    reader = threading.Thread(target=lambda: codes.append(refusal(path)), daemon=True)
+    reader.start()
+    reader.join(30)
+    assert codes == ["not-a-file"]
