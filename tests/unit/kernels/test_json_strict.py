@@ -12,11 +12,12 @@ from kernels.json_strict import MAX_DEPTH, loads_object
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=8,
 )
 
 
-@given(st.dictionaries(st.text(), VALUES))
+@given(st.dictionaries(st.text(), VALUES, max_size=4))
 def test_what_json_writes_is_read_back(value: dict[str, Any]) -> None:
     assert loads_object(json.dumps(value).encode(), "x") == value
 
