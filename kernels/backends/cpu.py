@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def _split_k(a: Fp4Matrix, weight: F32) -> list[F32]:
     operand = _operand(a)
     blocks = a.k // BLOCK
     edges = sorted({blocks * i // _SPLITS * BLOCK for i in range(_SPLITS + 1)})
-    return [operand[:, low:high] @ weight[low:high] for low, high in zip(edges, edges[1:], strict=False)]
+    return [operand[:, low:high] @ weight[low:high] for low, high in pairwise(edges)]
 
 
 def _split_k_ascending(a: Fp4Matrix, weight: F32, out: F32) -> None:
@@ -100,7 +101,9 @@ def _split_k_ascending(a: Fp4Matrix, weight: F32, out: F32) -> None:
 def _split_k_pairwise(a: Fp4Matrix, weight: F32, out: F32) -> None:
     parts = _split_k(a, weight)
     while len(parts) > 1:
-        parts = [np.add(*pair) if len(pair) == 2 else pair[0] for pair in (parts[i : i + 2] for i in range(0, len(parts), 2))]
+        parts = [
+            np.add(*pair) if len(pair) == 2 else pair[0] for pair in (parts[i : i + 2] for i in range(0, len(parts), 2))
+        ]
     out[...] = parts[0]
 
 
@@ -159,7 +162,9 @@ class CpuBackend:
     def gemm(self, tactic: int, a: Fp4Matrix, weight: CpuWeight) -> F32:
         """bfloat16 values as float32 (a.rows, weight.n). KernelError `bad-operand` when the K of the two differ."""
         if a.k != weight.k:
-            raise KernelError("bad-operand", f"K of the activation is {a.k}, of the weight {weight.k}: they must be equal")
+            raise KernelError(
+                "bad-operand", f"K of the activation is {a.k}, of the weight {weight.k}: they must be equal"
+            )
         out = np.empty((a.rows, weight.n), dtype=np.float32)
         self._runs[tactic](a, weight.expanded, out)
         out *= 1.0 / (a.global_scale * weight.global_scale)
@@ -169,8 +174,8 @@ class CpuBackend:
     def tune(self, key: PlanKey) -> int:
         """The fastest tactic for `key` on wide-range operands: 3 warm-ups, then the mean of 10 timed calls.
 
-        The lowest id wins a tie. A tactic that raises or gives a value that is not finite counts as infinitely slow and
-        is named in `failed_candidates`; TuningError `no-valid-tactic` when none is left, `cancelled` when asked to stop.
+        The lowest id wins a tie. A tactic that raises or gives a value that is not finite counts as infinitely slow
+        and is named in `failed_candidates`. TuningError `no-valid-tactic` when none is left, `cancelled` on a stop.
         """
         a = random_operand(key.m_bucket, key.m_bucket, key.k)
         weight = CpuWeight.of(random_operand(key.n, key.n, key.k))
@@ -206,7 +211,8 @@ class CpuBackend:
 def metadata(settings: Settings) -> Metadata:
     """What this process's plans are bound to. There is no stream to delay, so the effective delay is 0, whatever
     `settings.delay_us` asks for; `timing_method` says what is done instead."""
-    method = f"perf_counter mean of {_REPEATS} after {_WARMUPS} warm-ups, one BLAS thread; delay {settings.delay_us} us unused"
+    timing = f"perf_counter, mean of {_REPEATS} calls after {_WARMUPS} warm-ups, one BLAS thread"
+    method = f"{timing}; no stream: delay {settings.delay_us} us not applied"
     return Metadata(
         architecture=0,
         build_id=_build_id(),

@@ -79,7 +79,8 @@ class _Draws:
     def uniform(self, *shape: int) -> F32:
         words = self._bits.random_raw(int(np.prod(shape))) >> np.uint64(40)
         centred = (words.astype(np.float64) - (2**23 - 0.5)) / 2**23
-        return (centred * 3.0**0.5).reshape(shape).astype(np.float32)
+        values: F32 = (centred * 3.0**0.5).reshape(shape).astype(np.float32)
+        return values
 
 
 # Branches twice as strong as the embedding make context decide tokens; a head that points from each token to a fixed
@@ -135,7 +136,9 @@ def save(weights: Weights, path: Path) -> None:
     for name, array in arrays.items():
         entries[name] = {"dtype": array.dtype.str, "shape": list(array.shape), "offset": offset}
         offset += -(-array.nbytes // 64) * 64
-    header = _MAGIC + json.dumps({"config": asdict(weights.config), "tensors": entries}, sort_keys=True).encode() + b"\n"
+    header = (
+        _MAGIC + json.dumps({"config": asdict(weights.config), "tensors": entries}, sort_keys=True).encode() + b"\n"
+    )
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("wb") as file:
         file.write(header + bytes(-len(header) % 64))
@@ -150,7 +153,8 @@ def load(path: Path) -> Weights:
         data = path.read_bytes()
     except OSError as error:
         raise KernelError(
-            "no-weights", f"cannot read weights {path}: {error.strerror}; write them with `python -m kernels.serve.weights`"
+            "no-weights",
+            f"cannot read weights {path}: {error.strerror}; write them with `python -m kernels.serve.weights`",
         ) from error
     try:
         if not data.startswith(_MAGIC):

@@ -1,0 +1,176 @@
+"""The engine: model, scheduler and plan runtime of one process, and the loop that turns steps into streamed tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kernels.backends.cpu import CPU_TACTICS, CpuBackend, blas_threads, metadata
+from kernels.errors import KernelError
+from kernels.nvfp4 import F32, Producer
+from kernels.plans.settings import Settings
+from kernels.serve import tokenizer, weights
+from kernels.serve.model import Decoder
+from kernels.serve.scheduler import Batch, Limits, Piece, Scheduler, Sequence
+from kernels.warmup import PlanRuntime
+
+__all__ = ["Engine", "Ticket", "log_line"]
+
+# Turns of the event loop between two steps: one lets the streams write their tokens, the next two let the selector see
+# what arrived meanwhile and its request be parsed and submitted, so that it does not miss the coming step.
+_TURNS = 3
+
+
+def log_line(text: str) -> None:
+    """One line to stderr in one write, so that lines of other writers never cut it."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One submitted request. `events` gets (token, finish reason) for each token and None if the engine stops first."""
+
+    sequence: Sequence
+    events: asyncio.Queue[tuple[int, str | None] | None] = field(default_factory=asyncio.Queue)
+
+
+class Engine:
+    """Settings and plan documents come from `env`. SettingsError and other KernelErrors as their owners describe.
+
+    The step runs inside the event loop, not beside it: the socket work of a step is 16 small writes, and a second
+    thread would only fight over one interpreter lock (5 ms a switch) for the same core.
+    """
+
+    def __init__(self, path: Path, limits: Limits, env: Mapping[str, str]) -> None:
+        self.limits = limits
+        self._path = path
+        self._stopping = threading.Event()
+        self.backend = CpuBackend(cancelled=self._stopping.is_set)
+        settings = Settings.from_env(env)
+        self.producer = Producer(direct=settings.direct_sf)
+        self.runtime = PlanRuntime(
+            settings, metadata(settings), CPU_TACTICS, tune=self.backend.tune, log=log_line, env=env
+        )
+        self.model: Decoder | None = None
+        self.ready = False
+        self.requests_total = 0
+        self.prompt_tokens_total = 0
+        self.generation_tokens_total = 0
+        self._scheduler = Scheduler(limits)
+        self._tickets: dict[Sequence, Ticket] = {}
+        self._wake = asyncio.Event()
+
+    def load(self) -> Decoder:
+        """Read the weights, lay them out and settle every plan with one request of the maximum token count. Blocking.
+
+        KernelError `blas-threads` when NumPy was imported before this package limited its BLAS to one thread.
+        """
+        threads = blas_threads()
+        if threads is not None and threads != 1:
+            raise KernelError(
+                "blas-threads", f"the BLAS has {threads} threads; set OPENBLAS_NUM_THREADS=1 and start again"
+            )
+        drawn = weights.load(self._path)
+        self.model = model = Decoder(drawn, self.limits, self.backend, self.producer, self.runtime.tactic)
+        tokens = self.limits.max_num_batched_tokens
+        log_line(f"kernels.serve: warming NVFP4 profiles at {tokens} tokens before serving")
+        with self.runtime.warmup(tokens, model.shapes()) as scope:
+            model.step(self._warmup_batch(tokens))
+            scope.complete()
+        for failure in self.backend.failed_candidates:
+            log_line(f"kernels.serve: failed candidate: {failure}")
+        return model
+
+    def _warmup_batch(self, tokens: int) -> Batch:
+        """One step of exactly `tokens` rows, over as many slots as the longest sequence makes necessary."""
+        pieces: list[Piece] = []
+        while tokens > 0 and len(pieces) < self.limits.max_num_seqs:
+            count = min(tokens, self.limits.max_model_len)
+            sequence = Sequence([1] * count, 1, slot=len(pieces))
+            pieces.append(Piece(sequence, 0, count, True))
+            tokens -= count
+        return Batch((), tuple(pieces))
+
+    async def run(self) -> None:
+        """Load, then serve until `stop`. Raises what loading raises; a stop while loading is no error."""
+        try:
+            model = await asyncio.to_thread(self.load)
+        except KernelError:
+            if self._stopping.is_set():
+                return
+            raise
+        gc.collect()
+        gc.freeze()  # what is loaded stays: later collections need not walk it
+        self.ready = True
+        log_line("kernels.serve: ready")
+        try:
+            while not self._stopping.is_set():
+                if self._scheduler.has_work():
+                    self._step(model)
+                    for _ in range(_TURNS):
+                        await asyncio.sleep(0)
+                else:
+                    self._wake.clear()
+                    await self._wake.wait()
+        finally:
+            self.ready = False
+            for ticket in self._tickets.values():
+                ticket.events.put_nowait(None)
+            self._tickets.clear()
+
+    def stop(self) -> None:
+        """Ask `run` to end after the step in progress. From the event loop's thread."""
+        self._stopping.set()
+        self._wake.set()
+
+    def submit(self, prompt: tuple[int, ...], max_tokens: int, ignore_eos: bool) -> Ticket:
+        sequence = Sequence(prompt, max_tokens, None if ignore_eos else tokenizer.END_OF_TEXT)
+        ticket = self._tickets[sequence] = Ticket(sequence)
+        self.requests_total += 1
+        self._scheduler.add(sequence)
+        self._wake.set()
+        return ticket
+
+    def abort(self, ticket: Ticket) -> None:
+        """Forget a request whose client has gone; harmless after its end."""
+        if self._tickets.pop(ticket.sequence, None) is not None:
+            self._scheduler.abort(ticket.sequence)
+
+    def _step(self, model: Decoder) -> None:
+        batch = self._scheduler.next_batch()
+        sampled = greedy(model.step(batch))
+        self.prompt_tokens_total += sum(piece.count for piece in batch.prefills)
+        for sequence, token in self._scheduler.advance(batch, sampled):
+            self.generation_tokens_total += 1
+            self._tickets[sequence].events.put_nowait((token, sequence.finish_reason))
+            if sequence.finish_reason is not None:
+                del self._tickets[sequence]
+
+    def metrics(self) -> str:
+        """Prometheus text."""
+        stats = self.runtime.stats
+        values: tuple[tuple[str, str, int], ...] = (
+            ("nvfp4_plans_tuned_total", "counter", stats.profiles_tuned),
+            ("nvfp4_plans_loaded_total", "counter", stats.profiles_loaded),
+            ("nvfp4_lazy_misses_total", "counter", stats.lazy_misses),
+            ("nvfp4_standalone_swizzles_total", "counter", self.producer.standalone_swizzles),
+            ("nvfp4_gemms_total", "counter", self.backend.gemms),
+            ("nvfp4_failed_candidates_total", "counter", len(self.backend.failed_candidates)),
+            ("requests_running", "gauge", len(self._tickets)),
+            ("requests_total", "counter", self.requests_total),
+            ("generation_tokens_total", "counter", self.generation_tokens_total),
+            ("prompt_tokens_total", "counter", self.prompt_tokens_total),
+        )
+        return "".join(f"# TYPE {name} {kind}\n{name} {value}\n" for name, kind, value in values)
+
+
+def greedy(logits: F32) -> list[int]:
+    """The largest logit of each row; the lowest id of equals."""
+    tokens: list[int] = logits.argmax(axis=-1).tolist()
+    return tokens
