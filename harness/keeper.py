@@ -103,9 +103,11 @@ class _Stopped(Exception):
     """SIGTERM came while waiting for the lease."""
 
 
-class _Keeper:
-    SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+def _signals() -> tuple[signal.Signals, ...]:
+    return signal.SIGCHLD, signal.SIGTERM, signal.SIGINT
 
+
+class _Keeper:
     def __init__(self, state_dir: Path, plan: KeeperPlan) -> None:
         self.dir = state_dir
         self.plan = plan
@@ -157,7 +159,7 @@ class _Keeper:
             raise _Stopped
 
     def _next_signal(self, seconds: float) -> int | None:
-        info = signal.sigtimedwait(self.SIGNALS, max(0.0, seconds))
+        info = signal.sigtimedwait(_signals(), max(0.0, seconds))
         return None if info is None else info.si_signo
 
     def _hold(self, held: lease.Lease, argv: Sequence[str]) -> int:
@@ -287,7 +289,7 @@ def _detach() -> int:
 def _serve(state_dir: Path, plan: KeeperPlan, argv: Sequence[str], ready: int | None) -> int:
     if os.getsid(0) != os.getpid():
         os.setsid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, _Keeper.SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _signals())
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     process.become_subreaper()
     _redirect(state_dir / LOG)

@@ -41,6 +41,7 @@ __all__ = [
 
 SHIM = Path(__file__).resolve().with_name("_shim.py")
 SEARCH_PATH = "/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+KILL = 9  # `signal.SIGKILL` has no name on Windows, where this module is imported but not used
 BATCH = 256  # descriptors open at a time; the usual limit is 1,024
 RESCAN_S = 0.25  # how soon a process that was forked while its tree is being stopped gets its own signal
 
@@ -137,7 +138,7 @@ def start(
     log_path: Path,
     *,
     pass_fds: Sequence[int] = (),
-    orphan_signal: int = signal.SIGKILL,
+    orphan_signal: int = KILL,
     reaper: int | None = None,
 ) -> Owned:
     """Start `argv` in its own session, with `clean_environment(env)`, no stdin, stdout and stderr to a new `log_path`.

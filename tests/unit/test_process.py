@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,20 @@ def test_a_pid_with_another_start_time_is_never_signalled() -> None:
 
 def test_a_stranger_counts_as_gone() -> None:
     assert process.wait_gone([ProcessId(os.getpid(), 1)], 0)
+
+
+def test_every_module_of_this_room_is_importable_without_linux() -> None:
+    code = (
+        "import sys, signal, os\n"
+        "for name in ('fcntl', 'pwd', 'grp', 'resource', 'termios', 'psutil', 'pynvml', 'mmap'):"
+        " sys.modules[name] = None\n"
+        "for name in ('SIGKILL', 'SIGCHLD', 'SIGHUP', 'SIGPIPE', 'pthread_sigmask', 'sigtimedwait'):"
+        " delattr(signal, name)\n"
+        "for name in ('O_NOFOLLOW', 'O_CLOEXEC', 'pidfd_open', 'fork', 'getuid', 'posix_fadvise', 'sysconf', 'nice'):"
+        " delattr(os, name)\n"
+        "from harness import holder, keeper, lease, ports, process\n"
+        "from harness.telemetry import host, nvml, pagecache, procfs, sampler, tree\n"
+    )
+    repository = Path(process.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
