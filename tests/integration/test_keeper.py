@@ -214,6 +214,9 @@ def test_a_stopped_supervisor_is_killed_too(host: Host) -> None:
     found = host.launch(PLAIN, stop_s=0.05, grace_s=0.05)
     (supervisor,) = host.heard()
     process.send(supervisor, signal.SIGSTOP)
+    # Of two pending signals the kernel delivers TERM first, so the stop has to be seen before.
+    while (stat := procfs.read_stat(supervisor.pid)) and stat.state != "T":
+        process.wait_gone([supervisor], 0.001)
     process.send(found, signal.SIGTERM)
     assert host.ended().exit() == Exit(None, signal.SIGKILL)
 
