@@ -8,13 +8,13 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from harness import bundle, campaign, canonical, corpus, index, ports, verify
+from harness import bundle, campaign, canonical, corpus, index, journal, keeper, ports, process, settings, verify
 from harness.config import Config
 from harness.display import Display
 from harness.engines import registry
@@ -148,7 +148,7 @@ def _new_state(config: Config, plan: Plan, prompts: Path, root: Path, invoked_in
     write_atomic(
         state.run,
         {
-            "config": asdict(config),
+            "config": settings.dump(config),
             "earlier": index.earlier(root, index.subject_key(plan)),
             "evidence_root": str(root),
             "invoked_in": str(invoked_in),
@@ -178,6 +178,20 @@ def _watch(state: RunState, transport: Local, display: Display) -> None:
             display.note("stopping after this leg; press Ctrl-C again to stop now" if asked == 1 else "stopping now")
 
 
+def _close_journal(path: Path, state: RunState) -> None:
+    """A supervisor that died left no end. What it wrote stays, a cut line is set aside, and the run becomes void."""
+    data = path.read_bytes() if path.exists() else b""
+    whole, cut = journal.whole_lines(data)
+    if whole and journal.parse(whole)[-1]["event"] == "end":
+        return
+    if cut:
+        path.with_name("journal.cut").write_bytes(cut)
+    path.write_bytes(whole)
+    said = process.tail(state.root / keeper.SUPERVISOR_LOG) or process.tail(state.root / keeper.LOG)
+    message = f"the supervisor ended without closing its journal; it said:\n{said}"
+    journal.Journal(path).write("void", code="supervisor-died", where="run", message=message)
+
+
 def seal_run(state: RunState, root: Path) -> Sealed:
     """Copy the raw files under the evidence root, judge them, seal them, and record the attempt."""
     final = root / state.root.name
@@ -187,6 +201,7 @@ def seal_run(state: RunState, root: Path) -> Sealed:
         raise HarnessError("would-overwrite", f"{final} exists already; nothing is ever overwritten")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(state.bundle, partial)
+    _close_journal(partial / "journal.jsonl", state)
     verdict = verify.assess(partial)
     bundle.write_new(partial / "verdict.json", canonical.dumps(verdict))
     digest = bundle.seal(partial)

@@ -61,7 +61,7 @@ def _row(index: int, ids: Sequence[int]) -> bytes:
     return canonical.dumps({"index": index, "prompt_sha256": digest, "prompt_token_ids": list(ids)})
 
 
-def _check_disjoint(prompts: Sequence[Sequence[int]]) -> None:
+def _check_disjoint(prompts: Sequence[list[int]]) -> None:
     """Neighbours in sorted order share the longest prefixes, so only they need to be compared."""
     ordered = sorted(prompts)
     for one, two in itertools.pairwise(ordered):

@@ -12,18 +12,19 @@ from harness import canonical
 from harness.errors import HarnessError
 from harness.records import Check
 
-__all__ = ["Journal", "checks", "parse"]
+__all__ = ["Journal", "checks", "parse", "whole_lines"]
 
 GENESIS = "0" * 64
 
 
 class Journal:
-    """Appends events to a file, each flushed to the disk before the next step of the run is taken."""
+    """Appends events to a file, new or continued, each on the disk before the next step of the run is taken."""
 
     def __init__(self, path: Path) -> None:
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         self._path = path
-        self._previous = GENESIS
-        self._count = 0
+        self._previous = canonical.sha256_bytes(lines[-1]) if lines else GENESIS
+        self._count = len(lines)
 
     def write(self, event: str, **details: Any) -> None:
         """Append one event. `details` must be canonical JSON."""
@@ -49,6 +50,12 @@ def parse(data: bytes) -> list[dict[str, Any]]:
         previous = canonical.sha256_bytes(line)
         events.append(event)
     return events
+
+
+def whole_lines(data: bytes) -> tuple[bytes, bytes]:
+    """The whole lines of a journal, and the piece of a last one whose writer was interrupted."""
+    end = data.rfind(b"\n") + 1
+    return data[:end], data[end:]
 
 
 def checks(events: Sequence[Mapping[str, Any]]) -> list[Check]:

@@ -21,7 +21,6 @@ from harness.engines.base import Engine, Launch
 from harness.errors import HarnessError
 from harness.plan import LegPlan, Plan
 from harness.process import Owned
-from harness.records import MemoryReturn
 from harness.state import RunState
 from harness.telemetry import host, pagecache
 
@@ -103,8 +102,7 @@ def _server(
     try:
         _await_ready(context, owned, folder / "engine.log")
         yield owned
-        answer = readiness.get(port, "/metrics")
-        context.metrics[leg.name] = answer.text() if answer.status == HTTPStatus.OK else ""
+        context.metrics[leg.name] = _metrics(context, port)
     finally:
         report = process.stop(owned, grace)
         seen_end = sampler is None or sampler.wait(SAMPLER_END_S) is not None
@@ -117,6 +115,12 @@ def _server(
             )
     if not seen_end:
         raise HarnessError("sampler-hangs", "the memory sampler did not see the end of the engine")
+
+
+def _metrics(context: Context, port: int) -> str:
+    """What the engine says of itself at the end of its load: /metrics, and what else its adapter asks for."""
+    answers = [readiness.get(port, path) for path in ("/metrics", *context.engine.proof_paths())]
+    return "\n".join(answer.text() for answer in answers if answer.status == HTTPStatus.OK)
 
 
 def _await_ready(context: Context, owned: Owned, log: Path) -> None:
@@ -138,7 +142,10 @@ def _start_sampler(context: Context, owned: Owned, folder: Path) -> Owned:
         *(sys.executable, "-m", "harness.telemetry.sampler"),
         *("--pid", str(owned.pid), "--start", str(owned.start_ticks)),
         *("--period", str(context.config.host.sample_period_s), "--out", str(folder / "memory.jsonl")),
+        *("--gpu", str(folder / "gpu.jsonl"), "--summary", str(folder / "sampler.json")),
     ]
+    if context.keeper_pid is not None:
+        argv += ["--reaper", str(context.keeper_pid)]
     return process.start(argv, {}, context.state.root, context.state.root / f"{folder.name}.sampler.log")
 
 
@@ -237,7 +244,7 @@ def _before(context: Context, folder: Path) -> int | None:
     """Drop the cache, then read the MemAvailable from which the leg's own drop is counted."""
     context.tell({"phase": "dropping the page cache"})
     drop = pagecache.drop(_roots(context))
-    snapshot = host.snapshot([context.state.root])
+    snapshot = host.snapshot({"state": context.state.root})
     _write(folder, "host-before.json", {**snapshot, "cache_drop": drop.to_json()})
     available = snapshot["mem_available_kib"]
     floor = context.config.host.min_mem_available_mib * 1024
@@ -250,26 +257,16 @@ def _after(context: Context, folder: Path, baseline: int | None) -> None:
     context.tell({"phase": "waiting for memory to come back"})
     drop = pagecache.drop(_roots(context))
     returned = _await_memory(context, folder, baseline)
-    snapshot = host.snapshot([context.state.root])
+    snapshot = host.snapshot({"state": context.state.root})
     _write(folder, "host-after.json", {**snapshot, "cache_drop": drop.to_json(), "memory_return": returned})
 
 
 def _await_memory(context: Context, folder: Path, baseline: int | None) -> dict[str, Any] | None:
-    """Poll until MemAvailable is back: the kernel frees an ended process's pages over tens of milliseconds."""
+    """Wait until MemAvailable is back; the tolerance follows from the leg's own drop."""
     rows = (json.loads(line) for line in (folder / "memory.jsonl").read_bytes().splitlines())
     lowest = min((row["mem_available_kib"] for row in rows if row["mem_available_kib"] is not None), default=None)
-    if baseline is None or lowest is None:
-        return None
-    deadline = time.monotonic() + context.config.host.memory_return_timeout_s
-    while True:
-        final = host.mem_available_kib()
-        if final is None:
-            return None
-        check = host.memory_returned(baseline, final, max(0, baseline - lowest))
-        if check.returned or time.monotonic() > deadline:
-            return asdict(MemoryReturn(check.returned, baseline, final, check.tolerance_kib))
-        context.check()
-        time.sleep(POLL_S)
+    drop = None if baseline is None or lowest is None else baseline - lowest
+    return host.wait_returned(baseline, drop, context.config.host.memory_return_timeout_s).to_json()
 
 
 def _load(

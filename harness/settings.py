@@ -20,7 +20,16 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.config import Config
 from harness.errors import UsageError
 
-__all__ = ["compose_config", "conf_dir", "option", "register", "search_path", "typed", "user_conf_dir"]
+__all__ = [
+    "compose_config",
+    "conf_dir",
+    "dump",
+    "load",
+    "register",
+    "search_path",
+    "typed",
+    "user_conf_dir",
+]
 
 MAX_PORT = 65535
 
@@ -50,6 +59,16 @@ def compose_config(overrides: Sequence[str]) -> Config:
     except (HydraException, OmegaConfBaseException) as error:
         raise UsageError("bad-override", f"{_plain(error)}; {_explain()}") from error
     return typed(composed)
+
+
+def dump(config: Config) -> str:
+    """The configuration as YAML, which keeps keys that are numbers."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def load(text: str) -> Config:
+    """What `dump` wrote."""
+    return cast(Config, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text))))
 
 
 def register() -> None:
@@ -157,19 +176,6 @@ def _check(config: Config) -> None:
     _demand(host.transport == "local", "host.transport", host.transport, "the transports built so far are: local")
     _demand(rule.estimator in ("mean", "median"), "rule.estimator", rule.estimator, "is mean or median")
     _demand(rule.order in ("seed", "abba", "fixed"), "rule.order", rule.order, "is seed, abba or fixed")
-    _demand(
-        gate.sequential_requests <= min(load.points.values()),
-        "gate.sequential_requests",
-        gate.sequential_requests,
-        "must not exceed the smallest request count of the workload",
-    )
-
-
-def option(options: Mapping[str, Any], name: str, default: Any) -> Any:
-    """One typed adapter option; UsageError when its type is not the default's."""
-    value = options.get(name, default)
-    if isinstance(value, bool) != isinstance(default, bool) or not isinstance(value, type(default)):
-        raise UsageError(
-            "bad-value", f"engine.options.{name}={value!r}: must be a {type(default).__name__}, such as {default!r}"
-        )
-    return cast(Any, value)
+    most = load.points[gate.concurrencies[0]]
+    need = f"must be 0 to {most}, the requests at the first concurrency"
+    _demand(0 <= gate.sequential_requests <= most, "gate.sequential_requests", gate.sequential_requests, need)

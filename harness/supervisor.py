@@ -16,17 +16,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from harness import canonical, keeper, ports
-from harness.config import Config
+from harness import canonical, keeper, ports, settings
 from harness.engines import registry
 from harness.errors import EXIT_BUG, EXIT_PASS, EXIT_VOID, HarnessError
 from harness.journal import Journal
 from harness.leg import Context, run_leg
 from harness.plan import LegPlan, Plan
 from harness.state import RunState, cache_dir, write_atomic
-from harness.telemetry import host
+from harness.telemetry import host, procfs
 
 __all__ = ["main"]
 
@@ -39,7 +36,7 @@ class Supervisor:
         assert run is not None, "the controller writes run.json before it starts the keeper"
         self._run = run
         self._state = state
-        self._config: Config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), run["config"]))  # type: ignore[assignment]
+        self._config = settings.load(run["config"])
         self._journal = Journal(state.journal)
         self._terminated = False
         self._last_told = 0.0
@@ -67,11 +64,11 @@ class Supervisor:
         context = self._context(plan)
         self._journal.write(
             "start",
-            boot_id=host.boot_id(),
+            boot_id=procfs.boot_id(),
             lease=self._lease(),
             earlier=self._run["earlier"],
             nonce=self._run["nonce"],
-            host=host.snapshot([self._state.root]),
+            host=host.snapshot({"state": self._state.root}),
         )
         where = "run"
         code = EXIT_PASS
@@ -90,7 +87,7 @@ class Supervisor:
             traceback.print_exc()
             code = EXIT_BUG
         left = [f"port {self._config.host.port} is open"] if ports.owner(self._config.host.port) else []
-        self._journal.write("end", boot_id=host.boot_id(), left_behind=left)
+        self._journal.write("end", boot_id=procfs.boot_id(), left_behind=left)
         self.tell({"phase": "done"})
         return code
 
@@ -121,13 +118,13 @@ class Supervisor:
         """A free lock proves nothing: the host must be fit for a measurement, too."""
         limits = self._config.host
         ports.require_free(limits.port, "host.port")
-        snapshot = host.snapshot([self._state.root])
-        load = snapshot["load_average"][0]
-        if limits.max_load_average is not None and load > limits.max_load_average:
+        snapshot = host.snapshot({"state": self._state.root})
+        load = snapshot["loadavg"][0] if snapshot["loadavg"] else None
+        if limits.max_load_average is not None and (load is None or load > limits.max_load_average):
             raise HarnessError("busy-host", f"load average {load}, host.max_load_average={limits.max_load_average}")
-        free = snapshot["disk_free_kib"][str(self._state.root)]
-        if free < limits.min_disk_free_mib * 1024:
-            raise HarnessError("low-disk", f"{free} KiB free, host.min_disk_free_mib={limits.min_disk_free_mib}")
+        free = snapshot["disk_free_bytes"]["state"] // (1 << 20)
+        if free < limits.min_disk_free_mib:
+            raise HarnessError("low-disk", f"{free} MiB free, host.min_disk_free_mib={limits.min_disk_free_mib}")
 
     def _before_leg(self, number: int, leg: LegPlan, plan: Plan) -> None:
         self.check()

@@ -52,6 +52,9 @@ class Engine(Protocol):
     def plan_report(self, log: str, metrics: str) -> PlanReport | None:
         """The plan state from a finished process's log and last /metrics text; None without `fp4_plans`."""
 
+    def proof_paths(self) -> Sequence[str]:
+        """Paths to GET beside /metrics before the server is stopped; their bodies follow its text, each on a line."""
+
     def arm_proof(self, arm: Mapping[str, Any], metrics: str) -> ArmProof | None:
         """The proof that the arm was active; None without `arm_counters`."""
 

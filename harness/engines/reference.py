@@ -42,9 +42,11 @@ class Reference:
         import numpy
 
         from kernels.backends import cpu
+        from kernels.plans.settings import Settings
 
+        metadata = cpu.metadata(Settings.from_env({}))
         return {
-            "build_id": cpu.build_id(),
+            "build_id": metadata.build_id,
             "numpy": numpy.__version__,
             "tactics": cpu.CPU_TACTICS.digest,
             "weights_sha256": canonical.sha256_file(self._weights),
@@ -55,7 +57,7 @@ class Reference:
 
         if not self._weights.is_file():
             self._weights.parent.mkdir(parents=True, exist_ok=True)
-            weights.write(self._weights, self._options["seed"])
+            weights.save(weights.draw(self._options["seed"], weights.Config()), self._weights)
 
     def cache_roots(self) -> Sequence[Path]:
         return (self._weights,)
@@ -94,22 +96,27 @@ class Reference:
         from kernels.plans.selected import map_sha256
 
         found = parse_log(log)
-        if found is None:
-            return None
+        numbers = (found.loaded, found.tuned, found.rejected, found.saved, found.delay_us)
+        if found.metadata is None or None in numbers:
+            return None  # it never completed its warm-up
+        loaded, tuned, rejected, saved, delay_us = (number or 0 for number in numbers)
         counted = _counter(metrics, "nvfp4_lazy_misses_total") or 0
         return PlanReport(
             mode=found.mode,
-            loaded=found.loaded,
-            tuned=found.tuned,
-            rejected=found.rejected,
-            saved=found.saved,
+            loaded=loaded,
+            tuned=tuned,
+            rejected=rejected,
+            saved=saved,
             lazy_misses=max(len(found.lazy), int(counted)),
-            delay_us=found.delay_us,
+            delay_us=delay_us,
             metadata=found.metadata,
             selected=tuple(sorted(found.selected)),
             map_sha256=map_sha256(found.selected),
             faults=tuple(found.unexpected),
         )
+
+    def proof_paths(self) -> Sequence[str]:
+        return ()
 
     def arm_proof(self, arm: Mapping[str, Any], metrics: str) -> ArmProof | None:
         """Composed producers swizzle every activation apart; direct ones only lay out the weights, once."""

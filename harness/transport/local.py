@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import keeper
+from harness import canonical, keeper, process
 from harness.config import HostConfig
 from harness.errors import UsageError
 from harness.keeper import KeeperPlan
@@ -19,6 +21,7 @@ from harness.telemetry import host, procfs
 __all__ = ["HostIdentity", "Local"]
 
 PROBE_TIMEOUT_S = 30.0
+IDENTITY = ("hostname", "kernel", "machine", "cpu_model", "cores", "usable_cores", "mem_total_kib", "python")
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,14 @@ class Local:
 
     def identity(self) -> HostIdentity:
         """Facts that do not change between runs. NVML is asked in its own process, as everywhere."""
-        argv = [sys.executable, "-m", "harness.telemetry.nvml"]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
-        return HostIdentity(host.identity(), gpu=done.returncode == 0)
+        argv = [sys.executable, "-m", "harness.telemetry.probe"]
+        done = subprocess.run(argv, capture_output=True, timeout=PROBE_TIMEOUT_S, check=True)
+        gpu = canonical.loads(done.stdout, "the NVML probe")
+        code = gpu.get("code")
+        if code not in (None, "no-nvml"):
+            raise UsageError(code, gpu["message"])
+        facts = {name: value for name, value in host.snapshot().items() if name in IDENTITY}
+        return HostIdentity(facts if code else {**facts, "gpu": gpu}, gpu=code is None)
 
     def start(self, state: RunState) -> None:
         """Start keeper and supervisor, detached. UsageError when the lease path cannot be used."""
@@ -76,12 +84,9 @@ class Local:
         state.stop.write_text(how)
         found = keeper.read_state(state.root)
         if found is not None and found.phase == "waiting" and found.alive():
-            procfs_pid = procfs.ProcessId(found.pid, found.start_ticks)
-            keeper.process.send(procfs_pid, keeper.signal.SIGTERM)
+            process.send(procfs.ProcessId(found.pid, found.start_ticks), signal.SIGTERM)
 
 
 def _cache_variables() -> dict[str, str]:
     """Where the supervisor finds weights and environments: the same places as this process."""
-    import os
-
     return {name: os.environ[name] for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME", "HOME") if name in os.environ}
