@@ -11,7 +11,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 __all__ = ["Display", "describe"]
 
-PLAIN_EVERY_S = 15.0
+PLAIN_EVERY_S = 10.0
+LEG_WORTH = 8.0  # a server's start and end take about as long as eight requests of the seed's workload at c16
 
 
 def describe(news: Mapping[str, Any], elapsed_s: float) -> str:
@@ -19,20 +20,23 @@ def describe(news: Mapping[str, Any], elapsed_s: float) -> str:
     leg, legs = news.get("leg"), news.get("legs")
     if not leg or not legs:
         return str(news.get("phase", "starting"))
-    parts = [f"leg {leg} of {legs} {news.get('name', '')}", str(news.get("phase", ""))]
+    parts = [f"leg {leg} of {legs} {news.get('name', '')}"]
     if news.get("phase") == "load":
-        parts = [parts[0], f"{news.get('done', 0)} of {news.get('requests', 0)} requests"]
-        seconds = float(news.get("seconds") or 0)
-        if seconds > 0:
-            parts.append(f"{float(news.get('tokens', 0)) / seconds:.0f} tok/s")
+        parts.append(f"{news.get('done', 0)} of {news.get('requests', 0)} requests")
+        seconds, tokens = float(news.get("seconds") or 0), float(news.get("tokens", 0))
+        if seconds > 0 and tokens > 0:
+            parts.append(f"{tokens / seconds:.0f} tok/s")
+    else:
+        parts.append(str(news.get("phase", "")))
     left = _left(news, elapsed_s)
     return ", ".join([*parts, f"about {left:.0f} s left"] if left is not None else parts)
 
 
 def _left(news: Mapping[str, Any], elapsed_s: float) -> float | None:
-    """Time left by the share of requests already done, once there is something to go by."""
-    done, total = float(news.get("done_total", 0)) + float(news.get("done", 0)), float(news.get("requests_total", 0))
-    return None if done <= 0 or total <= 0 else elapsed_s * (total - done) / done
+    """Time left by the share of the work done: requests, and as many again for each server's start and end."""
+    done = float(news.get("done_total", 0)) + float(news.get("done", 0)) + LEG_WORTH * (float(news["leg"]) - 1)
+    total = float(news.get("requests_total", 0)) + LEG_WORTH * float(news["legs"])
+    return None if done <= 0 else elapsed_s * max(0.0, total - done) / done
 
 
 class Display:
@@ -42,7 +46,7 @@ class Display:
         self._console = console
         self._began = time.monotonic()
         self._last_plain = 0.0
-        self._last_key: object = None
+        self._last_leg: object = None
         self._progress: Progress | None = None
         self._task: Any = None
 
@@ -73,10 +77,10 @@ class Display:
 
     def _plain(self, news: Mapping[str, Any], text: str) -> None:
         """A line for every leg, and one now and then inside a long one."""
-        key, now = (news.get("leg"), news.get("phase") == "load"), time.monotonic()
-        if key != self._last_key or now - self._last_plain > PLAIN_EVERY_S:
-            self._last_key, self._last_plain = key, now
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        now = time.monotonic()
+        if news.get("leg") != self._last_leg or now - self._last_plain > PLAIN_EVERY_S:
+            self._last_leg, self._last_plain = news.get("leg"), now
+            self.note(text)
 
     def note(self, text: str) -> None:
         """A line that stays."""

@@ -12,9 +12,10 @@ from harness import canonical
 from harness.errors import HarnessError
 from harness.records import Check
 
-__all__ = ["Journal", "checks", "parse", "whole_lines"]
+__all__ = ["VOIDED", "Journal", "checks", "parse", "whole_lines"]
 
 GENESIS = "0" * 64
+VOIDED = "a run that ends by itself"  # what is required where the run itself said why it is void
 
 
 class Journal:
@@ -75,7 +76,7 @@ def checks(events: Sequence[Mapping[str, Any]]) -> list[Check]:
 
 
 def _void(event: Mapping[str, Any]) -> Check:
-    return Check(str(event["code"]), str(event["where"]), str(event["message"]), "a run without this", False)
+    return Check(str(event["code"]), str(event["where"]), str(event["message"]), VOIDED, False)
 
 
 def _check_same(code: str, start: Mapping[str, Any] | None, end: Mapping[str, Any] | None, key: str) -> Check:

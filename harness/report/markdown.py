@@ -82,7 +82,9 @@ def _outcome(verdict: Mapping[str, Any]) -> list[str]:
 
 
 def _attempts(events: Sequence[Mapping[str, Any]]) -> list[str]:
-    earlier: list[Mapping[str, Any]] = next((event["earlier"] for event in events if event["event"] == "start" and "earlier" in event), [])
+    earlier: list[Mapping[str, Any]] = next(
+        (event["earlier"] for event in events if event["event"] == "start" and "earlier" in event), []
+    )
     if not earlier:
         return ["## Attempts", "", "This is the first recorded attempt at this subject under this evidence root.", ""]
     rows = [(item["run"], item["outcome"], "yes" if item["binding"] else "no", item["utc"]) for item in earlier]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from harness.journal import VOIDED
+
 __all__ = ["NEWCOMER", "counts_line", "miss_lines", "reason_lines", "summary"]
 
 NEWCOMER = (
@@ -34,12 +36,16 @@ def miss_lines(verdict: Mapping[str, Any]) -> list[str]:
 
 
 def reason_lines(verdict: Mapping[str, Any]) -> list[str]:
-    """One line a failed check."""
-    return [
-        f"{check['code']} at {check['where']}: {check['seen']}; required: {check['required']}"
-        for check in verdict["checks"]
-        if not check["ok"]
-    ]
+    """One line a failed check. What the run itself said comes alone: the other failures follow from it."""
+    failed = [check for check in verdict["checks"] if not check["ok"]]
+    said = [check for check in failed if check["required"] == VOIDED]
+    lines = [f"{check['code']} at {check['where']}: {_because(check)}" for check in said or failed]
+    rest = len(failed) - len(said)
+    return [*lines, f"{rest} further checks have nothing to look at"] if said and rest else lines
+
+
+def _because(check: Mapping[str, Any]) -> str:
+    return str(check["seen"]) if check["required"] == VOIDED else f"{check['seen']}; required: {check['required']}"
 
 
 def summary(verdict: Mapping[str, Any]) -> list[str]:
