@@ -56,6 +56,11 @@ def parameters(options: argparse.Namespace) -> xllamacpp.CommonParams:
     return params
 
 
+def say(sentence: str) -> None:
+    """One write, with a line's end before it too: llama.cpp logs from a thread of its own and may be inside a line."""
+    os.write(sys.stdout.fileno(), f"\n{sentence}\n".encode())
+
+
 def main() -> None:
     options = parse()
     # Blocked before the engine starts its threads, so that they inherit the mask and sigwait below is the only taker.
@@ -65,13 +70,10 @@ def main() -> None:
     try:
         server = xllamacpp.Server(parameters(options))
     except RuntimeError as error:
-        raise SystemExit(
-            f"cannot serve {options.model} on port {options.port}: {error} (llama.cpp's own lines say why)"
-        )
-    print(f"ready on {server.listening_address} after {time.monotonic() - started:.3f} s", flush=True)
-    received = signal.sigwait(signals)
-    print(f"stopping on {signal.Signals(received).name}", flush=True)
-    sys.stderr.flush()
+        say(f"cannot serve {options.model} on port {options.port}: {error} (llama.cpp's own lines say why)")
+        raise SystemExit(1)
+    say(f"ready on {server.listening_address} after {time.monotonic() - started:.3f} s")
+    say(f"stopping on {signal.Signals(signal.sigwait(signals)).name}")
     os._exit(0)  # streams still open would hold the server's orderly end for as long as they run
 
 
