@@ -30,7 +30,7 @@ def checks(plan: Plan, legs: Sequence[Leg]) -> list[Check]:
     found += _arms_comparable(legs)
     if "fp4_plans" in plan.capabilities:
         found += _plan_control(legs)
-    if "model_gate" in plan.capabilities:
+    if any(leg.kind == "model-gate" for leg in plan.legs):
         found += _model_gates(legs)
     found += _sequential(plan, legs)
     return found

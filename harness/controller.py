@@ -59,7 +59,11 @@ def run(config: Config, invoked_in: Path, console: Console) -> Sealed:
             ports.require_free(config.host.port, "host.port")
             state = _new_state(config, plan, folder, root, invoked_in)
             transport.start(state)
-        _watch(state, transport, display)
+        try:
+            _watch(state, transport, display)
+        except UsageError:  # the lease was never held, so nothing was started and nothing needs to be kept
+            shutil.rmtree(state.root, ignore_errors=True)
+            raise
     sealed = seal_run(state, root)
     for line in summary(sealed.verdict):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

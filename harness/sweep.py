@@ -31,7 +31,7 @@ def sweep(overrides: Sequence[str]) -> int:
     register()
     folder = Path("multirun") / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     folder.mkdir(parents=True)
-    ours = [f"hydra.sweep.dir={folder.resolve()}", "hydra.job.chdir=false", f"+sweep.invoked_in={Path.cwd()}"]
+    ours = [f"hydra.sweep.dir={folder.resolve()}", "hydra.job.chdir=false"]
     arguments, sys.argv = sys.argv, ["harness", "--multirun", *search_path(), *overrides, *ours]
     try:
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(job)()
@@ -51,7 +51,7 @@ def job(composed: DictConfig) -> int:
     from harness.controller import run
 
     folder = Path(HydraConfig.get().runtime.output_dir)
-    invoked_in = Path(composed.pop("sweep")["invoked_in"])
+    invoked_in = Path(HydraConfig.get().runtime.cwd)
     outcome: dict[str, Any]
     try:
         sealed = run(typed(composed), invoked_in, Console())
