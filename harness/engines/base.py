@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from harness.records import ArmProof, ModelGate, PlanReport
 
-__all__ = ["ArmProof", "Engine", "Launch", "ModelGate", "PlanReport", "ProvesElsewhere"]
+__all__ = ["ArmProof", "Engine", "Launch", "ModelGate", "PlanReport"]
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,3 @@ class Engine(Protocol):
 
     def model_gate_report(self, log: str) -> ModelGate | None:
         """Counts parsed from that program's output; None when they are not there."""
-
-
-@runtime_checkable
-class ProvesElsewhere(Protocol):
-    """What an adapter has beside Engine where /metrics alone cannot prove its arm."""
-
-    def proof_paths(self) -> Sequence[str]:
-        """Paths to GET when /metrics is read; each body follows, after an LF, the text that `arm_proof` gets."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness import canonical
-from harness.engines.base import Engine, ProvesElsewhere
+from harness.engines.base import Engine
 from harness.engines.environment import Environment
 from harness.engines.llama_cpp import LlamaCpp
 from harness.errors import EXIT_USAGE, UsageError
@@ -112,9 +112,7 @@ def test_slots_prove_the_arm(arm: dict[str, Any], text: str, active: bool, tmp_p
 
 
 def test_the_proof_needs_props_beside_metrics(tmp_path: Path) -> None:
-    engine = LlamaCpp({}, tmp_path)
-    assert isinstance(engine, ProvesElsewhere)
-    assert list(engine.proof_paths()) == ["/props"]
+    assert list(LlamaCpp({}, tmp_path).proof_paths()) == ["/props"]
 
 
 def test_without_its_environment_prepare_and_identity_name_the_command_that_makes_it(tmp_path: Path) -> None:
