@@ -146,7 +146,8 @@ def random_operand(seed: int, rows: int, k: int) -> Fp4Matrix:
 
 
 class CpuBackend:
-    """Runs and times the tactics. `gemms` and `failed_candidates` count; `clock` gives seconds."""
+    """Runs and times the tactics. `gemms` counts calls of `gemm`, timing apart; `clock` gives seconds, `cancelled` is
+    asked before each candidate."""
 
     tactics = CPU_TACTICS
 
@@ -165,10 +166,13 @@ class CpuBackend:
             raise KernelError(
                 "bad-operand", f"K of the activation is {a.k}, of the weight {weight.k}: they must be equal"
             )
+        self.gemms += 1
+        return self._product(tactic, a, weight)
+
+    def _product(self, tactic: int, a: Fp4Matrix, weight: CpuWeight) -> F32:
         out = np.empty((a.rows, weight.n), dtype=np.float32)
         self._runs[tactic](a, weight.expanded, out)
         out *= 1.0 / (a.global_scale * weight.global_scale)
-        self.gemms += 1
         return bf16_round(out)
 
     def tune(self, key: PlanKey) -> int:
@@ -194,10 +198,10 @@ class CpuBackend:
         shape = f"tactic {tactic} M={a.rows} N={weight.n} K={weight.k}"
         try:
             for _ in range(_WARMUPS):
-                result = self.gemm(tactic, a, weight)
+                result = self._product(tactic, a, weight)
             start = self._clock()
             for _ in range(_REPEATS):
-                result = self.gemm(tactic, a, weight)
+                result = self._product(tactic, a, weight)
             seconds = (self._clock() - start) / _REPEATS
         except Exception as error:  # whatever a candidate does, the others decide; it is named, never dropped silently
             self.failed_candidates.append(f"{shape}: {type(error).__name__}: {error}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.backends.cpu import CpuBackend, CpuWeight
-from kernels.nvfp4 import F32, Producer
+from kernels.nvfp4 import F32, Fp4Matrix, Producer
 from kernels.serve.attention import Cache, decode_attention, prefill_attention
 from kernels.serve.scheduler import Batch, Limits, Piece
 from kernels.serve.weights import PROJECTIONS, Config, Weights
@@ -23,6 +23,7 @@ PlanLookup = Callable[[int, int, int], int]
 class Linear:
     """One projection: quantise, look the plan up, multiply. (rows, k) to (rows, n), bfloat16 values as float32."""
 
+    matrix: Fp4Matrix
     weight: CpuWeight
     input_scale: float
     producer: Producer
@@ -56,18 +57,13 @@ class Decoder:
         self._cosine, self._sine = _rotary_tables(self.config, limits.max_model_len)
         self._layers = []
         for index in range(self.config.layers):
-            projections = {
-                name: Linear(
-                    CpuWeight.of(weights.matrix(index, name, producer)),
-                    float(weights.tensors[f"layer.{index}.{name}.input_global_scale"][0]),
-                    producer,
-                    backend,
-                    tactic,
-                )
-                for name in PROJECTIONS
-            }
-            cache = Cache(limits.max_num_seqs, self.config.kv_heads, self.config.head_size, limits.max_model_len)
+            projections = {}
+            for name in PROJECTIONS:
+                matrix = weights.matrix(index, name, producer)
+                scale = float(weights.tensors[f"layer.{index}.{name}.input_global_scale"][0])
+                projections[name] = Linear(matrix, CpuWeight.of(matrix), scale, producer, backend, tactic)
             attention_norm, mlp_norm = (weights.tensors[f"layer.{index}.{name}_norm"] for name in ("attention", "mlp"))
+            cache = Cache(limits.max_num_seqs, self.config.kv_heads, self.config.head_size, limits.max_model_len)
             self._layers.append(_Layer(attention_norm, mlp_norm, projections, cache))
 
     def shapes(self) -> tuple[tuple[int, int], ...]:
