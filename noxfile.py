@@ -65,6 +65,16 @@ def oracle(session: nox.Session) -> None:
 
 
 @nox.session(python=THIS)
+def engines(session: nox.Session) -> None:
+    """Engines that nobody here wrote, installed from the package index into environments of their own."""
+    env = _install(session, "dev")
+    cache = str(Path(session.create_tmp()) / "engines")
+    session.run("python", "-m", "harness", "prepare", "engine=llama_cpp", f"host.cache_dir={cache}", env=env)
+    env["NVFP4_GATES_LLAMA_ENV"] = cache
+    session.run("python", "-m", "pytest", "tests/integration/test_llama_cpp_engine.py", *session.posargs, env=env)
+
+
+@nox.session(python=THIS)
 def g4_component(session: nox.Session) -> None:
     """Gate G4. Overrides after `--`; `--require-pass` makes a FAIL fail the session."""
     require = "--require-pass" in session.posargs

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,9 @@ def run(config: Config, invoked_in: Path, console: Console) -> Sealed:
     with Display(console) as display:
         display.note("checking the configuration and preparing weights and prompts")
         plan, folder = _plan(config, invoked_in, transport)
+        display.note(f"candidate against baseline: {'; '.join(plan.difference)}")
+        for reason in plan.unbinding():
+            display.note(f"this run will not bind: {reason}")
         unfinished = _unfinished(config, plan, transport)
         if unfinished is not None:
             display.note(f"attaching to the unfinished run {unfinished.root.name} of the same plan")
@@ -80,6 +83,8 @@ def _plan(config: Config, invoked_in: Path, transport: Local) -> tuple[Plan, Pat
     """The frozen plan and the folder of its prompts."""
     engine = registry.create(config.engine.name, config.engine.options, cache_dir(config.host))
     frozen = _frozen_document(config, invoked_in, engine)
+    for arm in (config.engine.candidate, config.engine.baseline):
+        engine.launch(asdict(arm), config.host.port, None, True)  # refuses flags that the engine does not know
     engine.prepare()
     counts = {concurrency: config.workload.points[concurrency] for concurrency in config.gate.concurrencies}
     prompts = corpus.build(
