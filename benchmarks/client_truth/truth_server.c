@@ -48,8 +48,8 @@ static int64_t now_on(clockid_t clock) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Realtime minus monotonic, from the tightest of many tries: being preempted between the readings would shift a whole
- * batch of arrivals (8 ms were seen). */
+/* Realtime minus monotonic, from the tightest of many tries: being preempted between two single readings would
+ * shift every arrival converted by them. */
 static int64_t clock_offset(void) {
     int64_t best = INT64_MAX, offset = 0;
     for (int i = 0; i < 1000; i++) {
