@@ -27,11 +27,12 @@ from kernels.serve.weights import PROJECTIONS, Weights, load
 __all__ = ["PROMPT", "STREAM", "Checks", "generate", "run"]
 
 LIMITS = Limits(max_num_seqs=32, max_num_batched_tokens=2048, max_model_len=2048)
-# Of 900 random prompts the one whose smallest margin is widest, 1.94. With every normalised and attended value
-# disturbed by 1e-4 the logits moved by at most 1.5 and no token changed. Another context moves them by 1.47 (rms).
-PROMPT = (1008, 63, 44, 997, 779, 45, 901, 285, 582, 665, 33, 833)
-STREAM = (554, 567, 504, 573, 790, 211, 260, 889, 834, 943, 336, 757, 686, 715, 732, 177)
-_MARGIN = 1.0
+# Of 6,000 random prompts the one whose smallest margin is widest, 1.14, among those where context overrules the head's
+# successor at least once (the third token). With every normalised and attended value disturbed by 1e-4 no token changed
+# in 8 runs. Another context moves the logits by 1.5 (root mean square), one value rounded otherwise by 0.1.
+PROMPT = (265, 566, 757, 803, 520, 126, 600, 25, 42, 402, 232, 168)
+STREAM = (560, 921, 374, 341, 271, 392, 651, 473, 648, 737, 240, 713, 75, 335, 200, 543)
+_MARGIN = 0.5
 _LOGIT_RMS = 0.3
 _ROWS = (1, 7, 33, 129, 300)
 

@@ -82,12 +82,14 @@ class _Draws:
         values: F32 = (centred * 3.0**0.5).reshape(shape).astype(np.float32)
         return values
 
+    def permutation(self, size: int) -> NDArray[np.intp]:
+        return np.argsort(self._bits.random_raw(size), kind="stable")
+
 
 # One activation that rounds to the neighbouring e2m1 code moves a logit by about 0.45, so a fixed token stream needs
 # margins above that on every CPU. The head therefore points from each token to a fixed successor; the branches are just
 # strong enough for context to overrule it in one token of twenty. Twice these gains: margins of 0.2, a stream by luck.
 _BRANCH_GAIN = {"qkv": 1.3, "o": 2.0, "gate_up": 1.0, "down": 2.0}
-_SUCCESSOR_STEP = 389  # odd, so that t -> (389 t + 101) mod 1024 visits every token
 _HEAD_NOISE = 0.3
 _INPUT_LARGEST = {"qkv": 8.0, "o": 8.0, "gate_up": 8.0, "down": 32.0}  # seen: 5.1, 4.0, 5.1, 12
 
@@ -124,7 +126,7 @@ def _projection(draws: _Draws, config: Config, layer: int, projection: str) -> d
 
 def _head(draws: _Draws, embedding: F32) -> F32:
     vocabulary, hidden = embedding.shape
-    successor = (np.arange(vocabulary) * _SUCCESSOR_STEP + 101) % vocabulary
+    successor = draws.permutation(vocabulary)
     head = draws.uniform(vocabulary, hidden) * np.float32(_HEAD_NOISE)
     head[successor] += embedding
     return head / np.float32(hidden**0.5)
