@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -138,12 +139,13 @@ def _frozen_document(config: Config, invoked_in: Path, engine: Engine) -> str | 
 
 
 def _unfinished(config: Config, plan: Plan, transport: Local) -> RunState | None:
-    """A run of the same plan that is still going on."""
+    """A run of the same plan that goes on, or that ended unseen: it is an attempt, too, and must not be lost."""
     digest = plan.digest()
     for folder in sorted(state_dir(config.host).glob(f"{plan.gate}-{digest[:12]}-*")):
         state = RunState(folder)
-        if transport.alive(state):
+        if transport.started(state):
             return state
+        shutil.rmtree(folder, ignore_errors=True)  # its controller died before it started anything
     return None
 
 
@@ -153,6 +155,7 @@ def _new_state(config: Config, plan: Plan, prompts: Path, root: Path, invoked_in
     state.bundle.mkdir(parents=True)
     shutil.copytree(prompts, state.corpus)
     bundle.write_new(state.plan, plan.to_bytes())
+    bundle.write_new(state.bundle / "command.json", canonical.dumps(_places(config, root, invoked_in)))
     state.run.touch(mode=0o600)
     write_atomic(
         state.run,
@@ -166,6 +169,21 @@ def _new_state(config: Config, plan: Plan, prompts: Path, root: Path, invoked_in
     )
     state.run.chmod(0o600)
     return state
+
+
+def _places(config: Config, root: Path, invoked_in: Path) -> dict[str, Any]:
+    """What is of this host and this call alone: recorded beside the plan, not in its digest."""
+    host = config.host
+    return {
+        "python": sys.executable,
+        "invoked_in": str(invoked_in),
+        "evidence_root": str(root),
+        "state_dir": str(state_dir(host)),
+        "cache_dir": str(cache_dir(host)),
+        "lease_path": host.lease_path,
+        "port": host.port,
+        "plan_document": config.engine.plan,
+    }
 
 
 def _watch(state: RunState, transport: Local, display: Display) -> None:
@@ -202,7 +220,23 @@ def _close_journal(path: Path, state: RunState) -> None:
 
 
 def seal_run(state: RunState, root: Path) -> Sealed:
-    """Copy the raw files under the evidence root, judge them, seal them, and record the attempt."""
+    """Copy the raw files under the evidence root, judge them, seal them, and record the attempt.
+
+    UsageError `evidence-unwritable` keeps the raw files where they are: the same command seals them later.
+    """
+    try:
+        sealed = _seal(state, root)
+    except OSError as error:
+        raise UsageError(
+            "evidence-unwritable",
+            f"evidence.root={root}: {error.strerror}; the run's files are kept in {state.root}, so mend that and run "
+            "the same command again",
+        ) from error
+    shutil.rmtree(state.root, ignore_errors=True)
+    return sealed
+
+
+def _seal(state: RunState, root: Path) -> Sealed:
     final = root / state.root.name
     partial = root / f".{state.root.name}.partial"
     root.mkdir(parents=True, exist_ok=True)
@@ -219,5 +253,4 @@ def seal_run(state: RunState, root: Path) -> Sealed:
     partial.rename(final)
     plan = Plan.from_bytes((final / "plan.json").read_bytes())
     index.append(root, run=final.name, plan=plan, digest=digest, verdict=verdict)
-    shutil.rmtree(state.root, ignore_errors=True)
     return Sealed(final, digest, verdict)

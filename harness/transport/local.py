@@ -62,6 +62,10 @@ class Local:
         )
         keeper.launch(state.root, plan, [sys.executable, "-m", "harness.supervisor", str(state.root)])
 
+    def started(self, state: RunState) -> bool:
+        """Whether a keeper was ever started for this run."""
+        return keeper.read_state(state.root) is not None
+
     def alive(self, state: RunState) -> bool:
         """Whether the run's keeper still runs. UsageError when it never got the lease: nothing was started then."""
         found = keeper.read_state(state.root)

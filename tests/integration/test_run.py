@@ -61,9 +61,17 @@ class Bench:
         mode = ["-m"] if multirun else []
         return [sys.executable, "-m", "harness", "run", *mode, *TINY, *places, *more, *overrides]
 
-    def run(self, *overrides: str, multirun: bool = False) -> subprocess.CompletedProcess[str]:
+    def run(self, *overrides: str, multirun: bool = False, **env: str) -> subprocess.CompletedProcess[str]:
         command = self.command(*overrides, multirun=multirun)
-        return subprocess.run(command, cwd=self.root, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        return subprocess.run(
+            command,
+            cwd=self.root,
+            env={**os.environ, **env},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
 
     def start(self, *overrides: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -129,7 +137,7 @@ def assert_void(bench: Bench, code: str) -> str:
 
 
 def test_a_run_ends_with_a_sealed_bundle_that_verifies_and_leaves_nothing(bench: Bench) -> None:
-    done = bench.run()
+    done = bench.run(VT_FP4_DIRECT_SF="0", VT_FP4_PLAN_CACHE="0", OPENBLAS_NUM_THREADS="9")  # a shell's leftovers
     assert done.returncode in VALID, done.stdout + done.stderr
     outcome = "PASS" if done.returncode == EXIT_PASS else "FAIL"
     said = subprocess.run(
@@ -267,3 +275,23 @@ def test_a_sweep_reports_each_job_and_ends_with_the_worst(bench: Bench) -> None:
     assert [json.loads(path.read_text())["exit"] for path in records][1] == EXIT_USAGE
     assert json.loads(records[0].read_text())["exit"] in VALID
     assert verify(bench.bundle()).faults == ()
+
+
+def test_a_full_disk_under_the_evidence_root_loses_nothing_and_the_same_command_seals(bench: Bench) -> None:
+    quick = ("gate.model_gate=false", "gate.sequential_requests=0")
+    small = bench.root / "evidence"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(small)], check=False).returncode != 0:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        first = bench.run(*quick)
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+    assert first.returncode == EXIT_USAGE, first.stdout + first.stderr
+    assert "evidence-unwritable" in first.stderr
+    assert str(bench.state()) in first.stderr
+    second = bench.run(*quick)
+    assert "attaching to the unfinished run" in second.stdout
+    assert second.returncode in VALID, second.stdout
+    assert verify(bench.bundle()).faults == ()
+    assert_nothing_left(bench)
