@@ -22,7 +22,8 @@ from kernels.warmup import PlanRuntime
 __all__ = ["Engine", "Ticket", "log_line"]
 
 # Turns of the event loop between two steps: one lets the streams write their tokens, the next two let the selector see
-# what arrived meanwhile and its request be parsed and submitted, so that it does not miss the coming step.
+# what arrived meanwhile and its request be parsed and submitted, so that it does not miss the coming step (with one turn
+# the median TTFT at 16 streams was 936 ms, with three 620 to 650).
 _TURNS = 3
 
 
@@ -43,8 +44,9 @@ class Ticket:
 class Engine:
     """Settings and plan documents come from `env`. SettingsError and other KernelErrors as their owners describe.
 
-    The step runs inside the event loop, not beside it: the socket work of a step is 16 small writes, and a second
-    thread would only fight over one interpreter lock (5 ms a switch) for the same core.
+    The step runs inside the event loop, not beside it: with 16 streams the median gap between tokens was 5.0 ms, with
+    the step in a thread of its own 5.9 to 7.9 (interpreter lock, switch intervals of 0.5 and 5 ms), throughput 8,200
+    against 6,700 to 8,500 tokens/s on a shared machine.
     """
 
     def __init__(self, path: Path, limits: Limits, env: Mapping[str, str]) -> None:
