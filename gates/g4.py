@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from harness.plan import Plan
 from harness.records import Check, Leg
 
-__all__ = ["PLAN_CONTROL", "checks"]
+__all__ = ["PLAN_CONTROL", "checks", "leg_checks"]
 
 PLAN_CONTROL = "plan-"  # checks with this prefix make up the plan-control verdict
 MIN_SAMPLES = 2
@@ -20,19 +20,29 @@ MIN_SAMPLES = 2
 
 def checks(plan: Plan, legs: Sequence[Leg]) -> list[Check]:
     """Every validity check of the gate, passed or not, in the order a reader wants them."""
-    found: list[Check] = []
-    found += _structure(plan, legs)
+    found = list(_structure(plan, legs))
     for leg in legs:
-        found += _process(plan, leg)
-        if leg.kind == "timed":
-            found += _counts(plan, leg)
-            found += _lifecycle(leg)
+        found += leg_checks(plan, leg)
     found += _arms_comparable(legs)
     if "fp4_plans" in plan.capabilities:
-        found += _plan_control(legs)
+        found += _same_plans(legs)
     if any(leg.kind == "model-gate" for leg in plan.legs):
-        found += _model_gates(legs)
-    found += _sequential(plan, legs)
+        found += _same_model_gates(legs)
+    found += _sequential_equality(plan, legs)
+    return found
+
+
+def leg_checks(plan: Plan, leg: Leg) -> list[Check]:
+    """What one leg must show by itself; the supervisor looks at it before it starts the next one."""
+    found = list(_process(plan, leg))
+    if leg.kind == "timed":
+        found += [*_counts(plan, leg), *_lifecycle(leg)]
+    if leg.kind == "model-gate":
+        found.append(_model_gate(leg))
+    if leg.kind == "sequential":
+        found.append(_sequential_counts(plan, leg))
+    if "fp4_plans" in plan.capabilities and leg.kind != "seed":
+        found += _frozen_plans(leg)
     return found
 
 
@@ -150,38 +160,33 @@ def _arms_comparable(legs: Sequence[Leg]) -> Iterator[Check]:
             )
 
 
-def _plan_control(legs: Sequence[Leg]) -> Iterator[Check]:
-    """One frozen document, one map, nothing tuned, nothing missed, in every process after the seed."""
+def _frozen_plans(leg: Leg) -> Iterator[Check]:
+    """Nothing tuned, nothing missed, the document as it was."""
+    report = leg.plans
+    if report is None:
+        yield _check("plan-report", leg.name, "no plan lines in the log", "a plan report", False)
+        return
+    changed = report.tuned or report.lazy_misses or report.rejected or report.saved
+    yield _check(
+        "plan-frozen",
+        leg.name,
+        f"{report.mode}, {report.tuned} tuned, {report.lazy_misses} lazy, {report.rejected} rejected, "
+        f"{report.saved} saved",
+        "read-only, 0 tuned, 0 lazy, 0 rejected, 0 saved",
+        report.mode == "read-only" and not changed,
+    )
+    seen = f"{report.loaded} loaded, {len(report.selected)} selected"
+    all_loaded = report.loaded == len(report.selected) > 0
+    yield _check("plan-loaded", leg.name, seen, "all selected plans loaded", all_loaded)
+    expected = "only the expected plan-cache lines"
+    yield _check("plan-log", leg.name, "; ".join(report.faults) or "clean", expected, not report.faults)
+    if leg.plan_sha256 is not None:
+        yield _equal("plan-document", leg.name, leg.plan_sha256[1], leg.plan_sha256[0])
+
+
+def _same_plans(legs: Sequence[Leg]) -> Iterator[Check]:
+    """One frozen document and one map in every process after the seed."""
     frozen = [leg for leg in legs if leg.kind != "seed"]
-    for leg in frozen:
-        report = leg.plans
-        if report is None:
-            yield _check("plan-report", leg.name, "no plan lines in the log", "a plan report", False)
-            continue
-        yield _check(
-            "plan-frozen",
-            leg.name,
-            f"{report.mode}, {report.tuned} tuned, {report.lazy_misses} lazy, "
-            f"{report.rejected} rejected, {report.saved} saved",
-            "read-only, 0 tuned, 0 lazy, 0 rejected, 0 saved",
-            report.mode == "read-only" and not (report.tuned or report.lazy_misses or report.rejected or report.saved),
-        )
-        yield _check(
-            "plan-loaded",
-            leg.name,
-            f"{report.loaded} loaded, {len(report.selected)} selected",
-            "all selected plans loaded",
-            report.loaded == len(report.selected) > 0,
-        )
-        yield _check(
-            "plan-log",
-            leg.name,
-            "; ".join(report.faults) or "clean",
-            "only the expected plan-cache lines",
-            not report.faults,
-        )
-        if leg.plan_sha256 is not None:
-            yield _equal("plan-document", leg.name, leg.plan_sha256[1], leg.plan_sha256[0])
     yield _single("plan-map", (leg.plans.map_sha256 for leg in frozen if leg.plans), _map_difference(frozen))
     yield _single("plan-metadata", (leg.plans.metadata for leg in frozen if leg.plans))
     yield _single("plan-same-document", (leg.plan_sha256[0] for leg in frozen if leg.plan_sha256))
@@ -210,17 +215,18 @@ def _map_difference(legs: Sequence[Leg]) -> str:
     return ""
 
 
-def _model_gates(legs: Sequence[Leg]) -> Iterator[Check]:
+def _model_gate(leg: Leg) -> Check:
+    report = leg.model_gate
+    if report is None:
+        return _check("model-gate", leg.name, "no counts in its output", "parsed counts", False)
+    counts = f"{report.assertions} assertions, {report.failed} failed, {report.skipped} skipped"
+    good = report.failed == 0 and report.skipped == 0 and report.assertions > 0 and report.tokens == report.of > 0
+    seen = f"{counts}, {report.tokens}/{report.of} tokens"
+    return _check("model-gate", leg.name, seen, "0 failed, 0 skipped, every token exact", good)
+
+
+def _same_model_gates(legs: Sequence[Leg]) -> Iterator[Check]:
     gates = [leg for leg in legs if leg.kind == "model-gate"]
-    for leg in gates:
-        report = leg.model_gate
-        if report is None:
-            yield _check("model-gate", leg.name, "no counts in its output", "parsed counts", False)
-            continue
-        counts = f"{report.assertions} assertions, {report.failed} failed, {report.skipped} skipped"
-        seen = f"{counts}, {report.tokens}/{report.of} tokens"
-        good = report.failed == 0 and report.skipped == 0 and report.assertions > 0 and report.tokens == report.of > 0
-        yield _check("model-gate", leg.name, seen, "0 failed, 0 skipped, every token exact", good)
     shapes = {(leg.model_gate.cases, leg.model_gate.assertions, leg.model_gate.of) for leg in gates if leg.model_gate}
     yield _check(
         "model-gate-counts",
@@ -231,30 +237,25 @@ def _model_gates(legs: Sequence[Leg]) -> Iterator[Check]:
     )
 
 
-def _sequential(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
+def _sequential_counts(plan: Plan, leg: Leg) -> Check:
+    bad = [record for record in leg.requests if record.error is not None or record.output_tokens != plan.output_tokens]
+    return _check(
+        "sequential-counts",
+        leg.name,
+        f"{len(leg.texts)} completions, {len(bad)} wrong",
+        f"every completion with {plan.output_tokens} tokens",
+        bool(leg.texts) and not bad,
+    )
+
+
+def _sequential_equality(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
     """The same prompts, one at a time: the arms must agree token for token when the shapes are the same."""
-    proofs = {leg.arm: leg for leg in legs if leg.kind == "sequential"}
-    wanted = sum(1 for item in plan.legs if item.kind == "sequential")
-    if not wanted:
+    if not any(item.kind == "sequential" for item in plan.legs):
         return
-    for leg in proofs.values():
-        bad = [
-            record for record in leg.requests if record.error is not None or record.output_tokens != plan.output_tokens
-        ]
-        yield _check(
-            "sequential-counts",
-            leg.name,
-            f"{len(leg.texts)} completions, {len(bad)} wrong",
-            f"every completion with {plan.output_tokens} tokens",
-            bool(leg.texts) and not bad,
-        )
-    first, second = (proofs[arm].texts if arm in proofs else () for arm in "AB")
+    proofs = {leg.arm: leg.texts for leg in legs if leg.kind == "sequential"}
+    first, second = proofs.get("A", ()), proofs.get("B", ())
     same = sum(one == two for one, two in zip(first, second, strict=False))
     total = max(len(first), len(second))
-    yield _check(
-        "sequential-equal",
-        "A against B",
-        f"{same} of {total} equal",
-        f"all of {total or 'the'} completions equal",
-        total > 0 and same == total == len(first) == len(second),
-    )
+    good = total > 0 and same == total == len(first) == len(second)
+    seen, required = f"{same} of {total} equal", f"all of {total or 'the'} completions equal"
+    yield _check("sequential-equal", "A against B", seen, required, good)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from harness import canonical, keeper, ports, settings
+from harness import bundle, canonical, keeper, ports, settings, verdict
 from harness.engines import registry
 from harness.errors import EXIT_BUG, EXIT_PASS, EXIT_VOID, HarnessError
 from harness.journal import Journal
@@ -79,6 +79,7 @@ class Supervisor:
                 self._before_leg(number, leg, plan)
                 run_leg(context, leg)
                 self._journal.write("leg", leg=leg.name, leg_sha256=self._leg_digest(leg))
+                self._judge(plan, leg)
         except HarnessError as error:
             self._journal.write("void", code=error.code, where=where, message=error.message)
             code = EXIT_VOID
@@ -125,6 +126,13 @@ class Supervisor:
         free = snapshot["disk_free_bytes"]["state"] // (1 << 20)
         if free < limits.min_disk_free_mib:
             raise HarnessError("low-disk", f"{free} MiB free, host.min_disk_free_mib={limits.min_disk_free_mib}")
+
+    def _judge(self, plan: Plan, leg: LegPlan) -> None:
+        """A leg that voids the run ends it: hours of further legs could not make it valid again."""
+        found = bundle.read_leg(self._state.bundle / "legs" / leg.name, leg)
+        for check in verdict.leg_checks(plan, found):
+            if not check.ok:
+                raise HarnessError(check.code, f"{check.seen}; required: {check.required}")
 
     def _before_leg(self, number: int, leg: LegPlan, plan: Plan) -> None:
         self.check()

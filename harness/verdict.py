@@ -13,10 +13,11 @@ from harness.plan import Plan
 from harness.records import Check, Leg
 from harness.rule import AxisResult, Rule, decimal_text, judge
 
-__all__ = ["FORMAT", "compute"]
+__all__ = ["FORMAT", "compute", "leg_checks"]
 
 FORMAT = "nvfp4-gates-verdict-v1"
 GATES: Mapping[str, Callable[[Plan, Sequence[Leg]], list[Check]]] = {"g4": g4.checks}
+LEG_GATES: Mapping[str, Callable[[Plan, Leg], list[Check]]] = {"g4": g4.leg_checks}
 
 
 def compute(plan: Plan, legs: Sequence[Leg], run_checks: Sequence[Check]) -> dict[str, Any]:
@@ -48,6 +49,11 @@ def compute(plan: Plan, legs: Sequence[Leg], run_checks: Sequence[Check]) -> dic
         "totals": _totals(legs),
         "diagnostics": _diagnostics(plan, legs),
     }
+
+
+def leg_checks(plan: Plan, leg: Leg) -> list[Check]:
+    """The plan's gate on one finished leg, so that a run which is void already goes no further."""
+    return LEG_GATES[plan.gate](plan, leg)
 
 
 def _axis_results(plan: Plan, legs: Sequence[Leg], rule: Rule) -> list[AxisResult]:

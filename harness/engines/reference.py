@@ -17,15 +17,17 @@ __all__ = ["Reference"]
 
 MODEL = "gate"
 DIRECT = "VT_FP4_DIRECT_SF"
+GATE_SEED = 0
+LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 DEFAULTS = {"seed": 0, "max_num_seqs": 32, "max_num_batched_tokens": 2048}
 ROOT = Path(__file__).resolve().parents[2]
+WRITTEN_BY = ("nvfp4.py", "serve/tokenizer.py", "serve/weights.py")  # an edit of these makes other weights
 
 
 class Reference:
     """`engine.options`: seed of the weights, max_num_seqs, max_num_batched_tokens."""
 
     name = "reference"
-    capabilities = frozenset({"fp4_plans", "arm_counters", "model_gate", "sequential_proof", "token_ids"})
     vocabulary = 1024
     first_token = 256  # the two-letter pieces: prompts are printable
 
@@ -35,8 +37,13 @@ class Reference:
             raise UsageError(
                 "bad-value", f"engine.options.{unknown[0]}: the reference engine takes {', '.join(DEFAULTS)}"
             )
-        self._options = {name: _number(options, name) for name in DEFAULTS}
-        self._weights = cache_dir / "reference" / f"weights-seed{self._options['seed']}.bin"
+        self._options = {name: _number(options, name, DEFAULTS[name], "engine.options.") for name in DEFAULTS}
+        capabilities = {"fp4_plans", "arm_counters", "sequential_proof", "token_ids"}
+        gate = {"model_gate"} if self._options["seed"] == GATE_SEED else set()  # its stream was kept for these weights
+        self.capabilities = frozenset(capabilities | gate)
+        sources = [canonical.sha256_file(ROOT / "kernels" / name) for name in WRITTEN_BY]
+        made_by = canonical.sha256_bytes(canonical.dumps({"seed": self._options["seed"], "sources": sources}))
+        self._weights = cache_dir / "reference" / f"weights-{made_by[:12]}.bin"
 
     def identity(self) -> Mapping[str, Any]:
         import numpy
@@ -65,15 +72,23 @@ class Reference:
     def launch(self, arm: Mapping[str, Any], port: int, plan: Path | None, read_only: bool) -> Launch:
         argv = self._python("kernels.serve")
         argv += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL]
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            argv += [f"--{name.replace('_', '-')}", str(arm["flags"].get(name, self._options[name]))]
-        return Launch(argv, self._environment(arm, plan, read_only), ROOT)
+        return Launch([*argv, *self._limits(arm)], self._environment(arm, plan, read_only), ROOT)
 
     def served_model(self) -> str:
         return MODEL
 
     def model_gate_argv(self, arm: Mapping[str, Any], plan: Path | None) -> Launch | None:
-        return Launch(self._python("kernels.serve.gate"), self._environment(arm, plan, True), ROOT)
+        argv = [*self._python("kernels.serve.gate"), *self._limits(arm)]
+        return Launch(argv, self._environment(arm, plan, True), ROOT)
+
+    def _limits(self, arm: Mapping[str, Any]) -> list[str]:
+        """Both limits as flags; an arm may have its own. UsageError for a flag that the engine does not know."""
+        flags = dict(arm["flags"])
+        values = {name: _number(flags, name, self._options[name], "arm flag ") for name in LIMITS}
+        unknown = sorted(flags.keys() - set(LIMITS))
+        if unknown:
+            raise UsageError("bad-value", f"arm flag {unknown[0]}: the reference engine takes {', '.join(LIMITS)}")
+        return [item for name, value in values.items() for item in (f"--{name.replace('_', '-')}", str(value))]
 
     def _python(self, module: str) -> list[str]:
         return [sys.executable, "-m", module, "--model", str(self._weights)]
@@ -130,7 +145,7 @@ class Reference:
         return ArmProof(active, seen, required, {"standalone_swizzles": swizzles, "gemms": gemms})
 
     def model_gate_report(self, log: str) -> ModelGate | None:
-        tokens = re.search(r"produced (\d+)/(\d+) tokens", log)
+        tokens = re.search(r"stream (\d+)/(\d+) token-exact", log)
         cases, asserted = _counts(log, "cases"), _counts(log, "assertions")
         if tokens is None or cases is None or asserted is None:
             return None
@@ -139,12 +154,10 @@ class Reference:
         return ModelGate(cases["total"], asserted["total"], failed, skipped, int(tokens[1]), int(tokens[2]))
 
 
-def _number(options: Mapping[str, Any], name: str) -> int:
-    value = options.get(name, DEFAULTS[name])
+def _number(values: Mapping[str, Any], name: str, default: int, where: str) -> int:
+    value = values.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise UsageError(
-            "bad-value", f"engine.options.{name}={value!r}: must be a whole number, such as {DEFAULTS[name]}"
-        )
+        raise UsageError("bad-value", f"{where}{name}={value!r}: must be a whole number, such as {DEFAULTS[name]}")
     return value
 
 

@@ -26,7 +26,7 @@ from kernels.serve.weights import PROJECTIONS, Weights, load
 
 __all__ = ["PROMPT", "STREAM", "Checks", "generate", "run"]
 
-LIMITS = Limits(max_num_seqs=32, max_num_batched_tokens=2048, max_model_len=2048)
+MAX_MODEL_LEN = 2048
 # Of 6,000 random prompts the one whose smallest margin is widest, 1.14, among those where context overrules the head's
 # successor at least once (the third token). With every normalised and attended value disturbed by 1e-4 no token changed
 # in 8 runs. Another context moves the logits by 1.5 (root mean square), one value rounded otherwise by 0.1.
@@ -96,23 +96,23 @@ def generate(model: Decoder, limits: Limits, prompts: SequenceOf[SequenceOf[int]
     return [Generated(tuple(sequence.output), np.array(logits[sequence])) for sequence in sequences]
 
 
-def run(path: Path, checks: Checks) -> None:
+def run(path: Path, limits: Limits, checks: Checks) -> None:
     """The whole program on the weights at `path`; KernelError when the engine cannot be loaded."""
-    engine = Engine(path, LIMITS, os.environ)
+    engine = Engine(path, limits, os.environ)
     model = engine.load()
-    _stream(checks, model)
+    _stream(checks, model, limits)
     _plans(checks, engine, model)
     _producers(checks)
     _projections(checks, model)
     _tactics(checks)
     weights = load(path)
-    _every_tactic(checks, weights)
-    _schedules(checks, weights, engine.runtime.tactic)
+    _every_tactic(checks, weights, limits)
+    _schedules(checks, weights, limits, engine.runtime.tactic)
 
 
-def _stream(checks: Checks, model: Decoder) -> None:
+def _stream(checks: Checks, model: Decoder, limits: Limits) -> None:
     checks.case("greedy stream of the loaded engine")
-    result = generate(model, LIMITS, [PROMPT], len(STREAM))[0]
+    result = generate(model, limits, [PROMPT], len(STREAM))[0]
     equal = sum(seen == kept for seen, kept in zip(result.tokens, STREAM, strict=True))
     print(f"produced {len(result.tokens)}/{len(STREAM)} tokens")
     print(f"stream {equal}/{len(STREAM)} token-exact; smallest top-1/top-2 margin {result.margin:.3f}")
@@ -125,7 +125,7 @@ def _plans(checks: Checks, engine: Engine, model: Decoder) -> None:
     checks.case("plans of every shape and bucket")
     plans = {entry[:3] for entry in engine.runtime.stats.selected_plans}
     for n, k in model.shapes():
-        for bucket in tuning_buckets(LIMITS.max_num_batched_tokens):
+        for bucket in tuning_buckets(engine.limits.max_num_batched_tokens):
             known = (bucket, n, k) in plans or not engine.runtime.settings.plan_cache
             checks.check(known, f"no plan for M={bucket} N={n} K={k}")
     misses = engine.runtime.stats.lazy_misses
@@ -175,26 +175,26 @@ def _tactics(checks: Checks) -> None:
     checks.check(len(results) > 1, "all tactics gave the same bytes: they do not differ in order")
 
 
-def _every_tactic(checks: Checks, weights: Weights) -> None:
+def _every_tactic(checks: Checks, weights: Weights, limits: Limits) -> None:
     checks.case("stream under every tactic and producer")
     for tactic in CPU_TACTICS:
         for direct in (True, False):
-            model = _model(weights, LIMITS, _always(tactic.id), direct)
-            tokens = generate(model, LIMITS, [PROMPT], len(STREAM))[0].tokens
+            model = _model(weights, limits, _always(tactic.id), direct)
+            tokens = generate(model, limits, [PROMPT], len(STREAM))[0].tokens
             checks.check(tokens == STREAM, f"tactic {tactic.id}, direct={direct}: {tokens}")
 
 
-def _schedules(checks: Checks, weights: Weights, tactic: PlanLookup) -> None:
+def _schedules(checks: Checks, weights: Weights, limits: Limits, tactic: PlanLookup) -> None:
     """Sequences that run together, in small chunks, must see their own context only: a 16-token gate on one prompt
     would miss slots that mix, so logits are compared with those of each prompt alone."""
     checks.case("sequences together against alone")
     random = np.random.default_rng(2)
     prompts = [PROMPT, *(tuple(random.integers(0, 1024, length).tolist()) for length in (5, 40, 90))]
-    small = Limits(max_num_seqs=3, max_num_batched_tokens=37, max_model_len=128)
+    small = Limits(3, min(37, limits.max_num_batched_tokens), max_model_len=128)
     together = generate(_model(weights, small, tactic), small, prompts, len(STREAM))
     checks.check(together[0].tokens == STREAM, f"the stream among others is {together[0].tokens}")
     for prompt, seen in zip(prompts, together, strict=True):
-        alone = generate(_model(weights, LIMITS, tactic), LIMITS, [prompt], len(STREAM))[0]
+        alone = generate(_model(weights, limits, tactic), limits, [prompt], len(STREAM))[0]
         distance = float(np.sqrt(np.mean((seen.logits[0] - alone.logits[0]) ** 2)))
         checks.check(distance < _LOGIT_RMS, f"logits behind {len(prompt)} tokens moved by {distance:.3f}")
 
@@ -215,9 +215,13 @@ def _relative(result: F32, expected: np.ndarray[tuple[int, ...], np.dtype[np.flo
 def main(argv: SequenceOf[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kernels.serve.gate", description="The engine's model gate.")
     parser.add_argument("--model", type=Path, required=True, help="weights of seed 0")
+    parser.add_argument("--max-num-seqs", type=int, default=32)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048, help="what the frozen plans were made for")
+    options = parser.parse_args(argv)
+    limits = Limits(options.max_num_seqs, options.max_num_batched_tokens, MAX_MODEL_LEN)
     checks = Checks()
     try:
-        run(parser.parse_args(argv).model, checks)
+        run(options.model, limits, checks)
     except KernelError as error:
         log_line(f"kernels.serve.gate: {error.message} [{error.code}]")
         return 1

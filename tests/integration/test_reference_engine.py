@@ -290,3 +290,11 @@ def test_the_model_gate_fails_on_weights_of_another_seed(tmp_path: Path) -> None
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 1
     assert done.stdout.count("FAILED greedy stream of the loaded engine: token") > 12
+
+
+def test_streamed_tokens_are_not_held_back_by_nagles_algorithm() -> None:
+    """asyncio sets TCP_NODELAY only on sockets that name TCP: without it tokens came together, 40 ms late."""
+    from kernels.serve.__main__ import _bind
+
+    with _bind("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
