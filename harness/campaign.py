@@ -48,7 +48,7 @@ def plan(
         subject=dict(subject),
         capabilities=tuple(sorted(capabilities)),
         host={**host, "name": config.host.name},
-        gpu=gpu,
+        gpu=gpu and "gpu" in capabilities,
         corpus=dict(corpus),
         frozen_plan_sha256=frozen_plan_sha256,
         difference=tuple(difference(config.engine.candidate, config.engine.baseline)),
@@ -110,6 +110,7 @@ def _not_applicable(config: Config, capabilities: Sequence[str], gpu: bool) -> l
         found.append(NotApplicable("model gate", "switched off by gate.model_gate=false"))
     if "sequential_proof" in capabilities and not config.gate.sequential_requests:
         found.append(NotApplicable("sequential same-shape proof", "switched off by gate.sequential_requests=0"))
-    if not gpu:
-        found.append(NotApplicable("peak GPU memory", "no NVML device on this host"))
+    if not gpu or "gpu" not in capabilities:
+        reason = "the engine does not compute on the GPU" if gpu else "no NVML device on this host"
+        found.append(NotApplicable("peak GPU memory", reason))
     return found

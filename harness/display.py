@@ -12,11 +12,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 __all__ = ["Display", "describe"]
 
 PLAIN_EVERY_S = 10.0
-LEG_WORTH = 8.0  # a server's start and end take about as long as eight requests of the seed's workload at c16
 
 
-def describe(news: Mapping[str, Any], elapsed_s: float) -> str:
-    """One line: leg k of n, requests done, tokens/s, time left. Pure."""
+def describe(news: Mapping[str, Any], timed_s: float | None) -> str:
+    """One line: leg k of n, requests done, tokens/s, time left. `timed_s` is the time since the timed series began."""
     leg, legs = news.get("leg"), news.get("legs")
     if not leg or not legs:
         return str(news.get("phase", "starting"))
@@ -28,15 +27,18 @@ def describe(news: Mapping[str, Any], elapsed_s: float) -> str:
             parts.append(f"{tokens / seconds:.0f} tok/s")
     else:
         parts.append(str(news.get("phase", "")))
-    left = _left(news, elapsed_s)
+    left = None if timed_s is None else _left(news, timed_s)
     return ", ".join([*parts, f"about {left:.0f} s left"] if left is not None else parts)
 
 
-def _left(news: Mapping[str, Any], elapsed_s: float) -> float | None:
-    """Time left by the share of the work done: requests, and as many again for each server's start and end."""
-    done = float(news.get("done_total", 0)) + float(news.get("done", 0)) + LEG_WORTH * (float(news["leg"]) - 1)
-    total = float(news.get("requests_total", 0)) + LEG_WORTH * float(news["legs"])
-    return None if done <= 0 else elapsed_s * max(0.0, total - done) / done
+def _work(news: Mapping[str, Any]) -> tuple[float, float]:
+    """How much of the timed series is done, and how much there is."""
+    return float(news.get("work_done", 0)) + float(news.get("done", 0)), float(news.get("work_total", 0))
+
+
+def _left(news: Mapping[str, Any], timed_s: float) -> float | None:
+    done, total = _work(news)
+    return None if done <= 0 else timed_s * max(0.0, total - done) / done
 
 
 class Display:
@@ -44,7 +46,7 @@ class Display:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._began = time.monotonic()
+        self._timed_since: float | None = None
         self._last_plain = 0.0
         self._last_leg: object = None
         self._progress: Progress | None = None
@@ -64,13 +66,13 @@ class Display:
             self._progress.stop()
 
     def show(self, news: Mapping[str, Any]) -> None:
-        elapsed = time.monotonic() - self._began
-        text = describe(news, elapsed)
+        now = time.monotonic()
+        if news.get("timed") and self._timed_since is None:
+            self._timed_since = now
+        text = describe(news, None if self._timed_since is None else now - self._timed_since)
         if self._progress is not None:
-            done = float(news.get("done_total", 0)) + float(news.get("done", 0))
-            self._progress.update(
-                self._task, description=text, completed=done, total=float(news.get("requests_total", 0)) or None
-            )
+            done, total = _work(news)
+            self._progress.update(self._task, description=text, completed=done, total=total or None)
             self._progress.refresh()
         else:
             self._plain(news, text)

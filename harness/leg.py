@@ -6,9 +6,9 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -16,40 +16,20 @@ from typing import Any
 from harness import canonical, corpus, ports, process, readiness
 from harness.bundle import write_new
 from harness.campaign import shown
-from harness.config import Config
-from harness.engines.base import Engine, Launch
+from harness.context import Context
+from harness.engines.base import Launch
 from harness.errors import HarnessError
-from harness.plan import LegPlan, Plan
+from harness.plan import LegPlan
 from harness.process import Owned
-from harness.state import RunState
+from harness.series import Series, log_end, run_series
 from harness.telemetry import host, pagecache
 
-__all__ = ["Context", "run_leg"]
+__all__ = ["run_leg"]
 
 POLL_S = 0.1
 PROOF_TIMEOUT_S = 300.0
 PROMPT_TOKENS = 8  # of the completion that proves readiness
 SAMPLER_END_S = 10.0
-
-
-@dataclass
-class Context:
-    """What every leg of a run needs. `check` raises when somebody asked to stop; `tell` publishes progress."""
-
-    plan: Plan
-    config: Config
-    engine: Engine
-    state: RunState
-    frozen: Path | None
-    lease_fd: int | None
-    keeper_pid: int | None
-    check: Callable[[], None]
-    tell: Callable[[Mapping[str, Any]], None]
-    metrics: dict[str, str] = field(default_factory=dict)
-
-    def arm(self, letter: str) -> dict[str, Any]:
-        """The arm with its real values; the plan shows secrets as such."""
-        return asdict(self.config.engine.candidate if letter == "A" else self.config.engine.baseline)
 
 
 def run_leg(context: Context, leg: LegPlan) -> None:
@@ -172,7 +152,7 @@ def _seed(context: Context, leg: LegPlan, folder: Path) -> None:
         pass
     _write_plans(context, leg, folder, None)
     if not context.frozen.is_file():
-        raise HarnessError("no-plan-document", f"the seed saved no plans; {_log_end(folder / 'engine.log')}")
+        raise HarnessError("no-plan-document", f"the seed saved no plans; {log_end(folder / 'engine.log')}")
     shutil.copyfile(context.frozen, context.state.bundle / "frozen-plans.json")
     _write(folder, "leg.json", _leg_head(context, leg, owned))
 
@@ -208,27 +188,21 @@ def _sequential(context: Context, leg: LegPlan, folder: Path) -> None:
     few = context.state.root / f"{leg.name}.prompts.jsonl"
     few.write_bytes(b"".join(rows))
     with _server(context, leg, folder) as owned:
-        load = _load(context, leg, folder, owned, prompts=few, concurrency=1, warmups=0, keep_text=True)
+        load = run_series(context, Series(few, concurrency=1, warmups=0, keep_text=True), owned, folder)
     _write_plans(context, leg, folder, before)
     _write(folder, "leg.json", _leg_head(context, leg, owned, load=load))
 
 
 def _timed(context: Context, leg: LegPlan, folder: Path) -> None:
-    assert leg.concurrency is not None and leg.repetition is not None
+    assert leg.concurrency is not None
+    assert leg.repetition is not None
     before = _frozen_sha(context)
     baseline = _before(context, folder)
+    prompts = context.state.corpus / f"{corpus.partition(leg.concurrency, leg.repetition)}.jsonl"
     warmups = context.config.client.warmups
+    series = Series(prompts, leg.concurrency, leg.concurrency if warmups is None else warmups)
     with _server(context, leg, folder, sample=True) as owned:
-        load = _load(
-            context,
-            leg,
-            folder,
-            owned,
-            prompts=context.state.corpus / f"{corpus.partition(leg.concurrency, leg.repetition)}.jsonl",
-            concurrency=leg.concurrency,
-            warmups=leg.concurrency if warmups is None else warmups,
-            keep_text=False,
-        )
+        load = run_series(context, series, owned, folder)
     _after(context, folder, baseline)
     _write_plans(context, leg, folder, before)
     _write(folder, "leg.json", _leg_head(context, leg, owned, load=load))
@@ -267,77 +241,3 @@ def _await_memory(context: Context, folder: Path, baseline: int | None) -> dict[
     lowest = min((row["mem_available_kib"] for row in rows if row["mem_available_kib"] is not None), default=None)
     drop = None if baseline is None or lowest is None else baseline - lowest
     return host.wait_returned(baseline, drop, context.config.host.memory_return_timeout_s).to_json()
-
-
-def _load(
-    context: Context, leg: LegPlan, folder: Path, owned: Owned, *, prompts: Path, **series: Any
-) -> dict[str, Any]:
-    """Run the client in its own process and watch it: the engine's death, a stall and a deadline end the leg."""
-    client = context.config.client
-    out = context.state.root / f"{leg.name}.client"
-    out.mkdir()
-    spec = {
-        "host": "127.0.0.1",
-        "port": context.config.host.port,
-        "path": "/v1/completions",
-        "model": context.engine.served_model(),
-        "prompts_file": str(prompts),
-        "max_tokens": context.plan.output_tokens,
-        "extra_body": {"seed": context.config.workload.seed, "ignore_eos": True},
-        "request_timeout_s": client.request_timeout_s,
-        "deadline_s": client.leg_deadline_s,
-        "out_dir": str(out),
-        **series,
-    }
-    (out / "spec.json").write_text(json.dumps(spec))
-    argv = [sys.executable, "-m", "harness.client", str(out / "spec.json")]
-    load = process.start(argv, {}, context.state.root, out / "client.log")
-    try:
-        _watch(context, owned, load, folder / "engine.log", out / "client.log")
-    finally:
-        process.stop(load, 1.0)
-    for name in ("requests.jsonl.gz", "texts.jsonl"):
-        if (out / name).is_file():
-            write_new(folder / name, (out / name).read_bytes())
-    document = json.loads((out / "load.json").read_bytes())
-    assert isinstance(document, dict)
-    return document
-
-
-def _watch(context: Context, owned: Owned, load: Owned, engine_log: Path, client_log: Path) -> None:
-    client = context.config.client
-    began = moved = time.monotonic()
-    last: Mapping[str, Any] = {}
-    while (ended := load.wait(POLL_S)) is None:
-        context.check()
-        if (death := owned.poll()) is not None:
-            raise HarnessError("engine-died", f"the engine ended under load ({death}); {_log_end(engine_log)}")
-        now, seen = time.monotonic(), _last_progress(client_log)
-        if seen != last:
-            last, moved = seen, now
-            context.tell({"phase": "load", "seconds": now - began, **seen})
-        if now - moved > client.stall_timeout_s:
-            raise HarnessError(
-                "engine-stalled", f"no new token for {client.stall_timeout_s:g} s; {_log_end(engine_log)}"
-            )
-        if now - began > client.leg_deadline_s + client.request_timeout_s:
-            raise HarnessError(
-                "leg-deadline", f"the load took longer than client.leg_deadline_s={client.leg_deadline_s:g}"
-            )
-    if str(ended) != "exit code 0":
-        raise HarnessError("client-failed", f"the load client ended with {ended}; {_log_end(client_log)}")
-
-
-def _log_end(log: Path) -> str:
-    return f"its log ends:\n{process.tail(log)}"
-
-
-def _last_progress(log: Path) -> dict[str, Any]:
-    """The client's newest progress line."""
-    for line in reversed(process.tail(log, 3).splitlines()):
-        if line.startswith("{"):
-            try:
-                return dict(json.loads(line))
-            except ValueError:  # still being written
-                continue
-    return {}

@@ -17,15 +17,19 @@ from types import FrameType
 from typing import Any
 
 from harness import bundle, canonical, keeper, ports, settings, verdict
+from harness.context import Context
 from harness.engines import registry
 from harness.errors import EXIT_BUG, EXIT_PASS, EXIT_VOID, HarnessError
 from harness.journal import Journal
-from harness.leg import Context, run_leg
+from harness.leg import run_leg
 from harness.plan import LegPlan, Plan
 from harness.state import RunState, cache_dir, write_atomic
-from harness.telemetry import host, procfs
+from harness.telemetry import host, probe, procfs
 
 __all__ = ["main"]
+
+IDLE_POLL_S = 1.0
+LEG_WORTH = 8  # for the time left: a server's start and end take about as long as eight requests of the seed's workload
 
 
 class Supervisor:
@@ -77,6 +81,7 @@ class Supervisor:
             for number, leg in enumerate(plan.legs):
                 where = leg.name
                 self._before_leg(number, leg, plan)
+                self._await_idle_gpu(plan)
                 run_leg(context, leg)
                 self._journal.write("leg", leg=leg.name, leg_sha256=self._leg_digest(leg))
                 self._judge(plan, leg)
@@ -127,6 +132,21 @@ class Supervisor:
         if free < limits.min_disk_free_mib:
             raise HarnessError("low-disk", f"{free} MiB free, host.min_disk_free_mib={limits.min_disk_free_mib}")
 
+    def _await_idle_gpu(self, plan: Plan) -> None:
+        """No compute process may exist when a leg begins: a free lock proves nothing, and drivers free memory late."""
+        deadline = time.monotonic() + self._config.host.memory_return_timeout_s
+        while plan.gpu:
+            answer = probe.ask()
+            if answer.identity is None or answer.processes is None:
+                raise HarnessError("gpu-unreadable", f"whether the GPU is idle cannot be told: {answer.reason}")
+            if not answer.processes:
+                return
+            if time.monotonic() > deadline:
+                pids = ", ".join(str(pid) for pid, _ in answer.processes)
+                raise HarnessError("gpu-busy", f"compute processes {pids} use the GPU and are not this run's; end them")
+            self.check()
+            time.sleep(IDLE_POLL_S)
+
     def _judge(self, plan: Plan, leg: LegPlan) -> None:
         """A leg that voids the run ends it: hours of further legs could not make it valid again."""
         found = bundle.read_leg(self._state.bundle / "legs" / leg.name, leg)
@@ -138,14 +158,16 @@ class Supervisor:
         self.check()
         if self._state.stop_request() == "after-leg":
             raise HarnessError("interrupted", f"stopped on request before {leg.name}")
-        before = sum(self._requests(item) for item in plan.legs[:number])
+        timed = [item for item in plan.legs if item.kind == "timed"]
+        finished = [item for item in plan.legs[:number] if item.kind == "timed"]
         self._progress = {
             "leg": number + 1,
             "legs": len(plan.legs),
             "name": leg.name,
             "requests": self._requests(leg),
-            "done_total": before,
-            "requests_total": sum(self._requests(item) for item in plan.legs),
+            "timed": leg.kind == "timed",
+            "work_done": sum(LEG_WORTH + self._requests(item) for item in finished),
+            "work_total": sum(LEG_WORTH + self._requests(item) for item in timed),
         }
 
     def _requests(self, leg: LegPlan) -> int:

@@ -44,10 +44,11 @@ def small_config(*overrides: str) -> Config:
 
 
 def small_plan(*overrides: str, capabilities: Sequence[str] = ALL, gpu: bool = False) -> Plan:
+    able = (*capabilities, "gpu") if gpu else capabilities
     return campaign.plan(
         small_config(*overrides),
         subject={"weights_sha256": SHA},
-        capabilities=capabilities,
+        capabilities=able,
         host={"hostname": "testhost", "cpu": "test"},
         gpu=gpu,
         corpus={"c2-r1": SHA},

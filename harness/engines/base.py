@@ -25,8 +25,9 @@ class Engine(Protocol):
     """An adapter. `options` of the configuration are validated by its constructor, before anything is started.
 
     Capabilities: `fp4_plans` (plan documents and a plan log), `arm_counters` (a proof of the arm), `model_gate`
-    (fixed assertions of its own), `sequential_proof` (token ids are comparable across arms), `token_ids` (prompts may
-    be token ids). What is absent is not-applicable and makes the run non-binding.
+    (fixed assertions of its own), `sequential_proof` (completions are comparable across arms), `token_ids` (prompts may
+    be token ids), `gpu` (it computes on the GPU, so that GPU memory is an axis). What is absent is not-applicable and
+    makes the run non-binding.
     """
 
     name: str

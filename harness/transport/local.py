@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import canonical, keeper, process
+from harness import keeper, process
 from harness.config import HostConfig
-from harness.errors import UsageError
+from harness.errors import HarnessError, UsageError
 from harness.keeper import KeeperPlan
 from harness.state import RunState
-from harness.telemetry import host, procfs
+from harness.telemetry import host, probe, procfs
 
 __all__ = ["HostIdentity", "Local"]
 
-PROBE_TIMEOUT_S = 30.0
 IDENTITY = ("hostname", "kernel", "machine", "cpu_model", "cores", "usable_cores", "mem_total_kib", "python")
 
 
@@ -41,14 +39,12 @@ class Local:
 
     def identity(self) -> HostIdentity:
         """Facts that do not change between runs. NVML is asked in its own process, as everywhere."""
-        argv = [sys.executable, "-m", "harness.telemetry.probe"]
-        done = subprocess.run(argv, capture_output=True, timeout=PROBE_TIMEOUT_S, check=True)
-        gpu = canonical.loads(done.stdout, "the NVML probe")
-        code = gpu.get("code")
-        if code not in (None, "no-nvml"):
-            raise UsageError(code, gpu["message"])
+        try:
+            gpu = probe.ask().identity
+        except HarnessError as error:
+            raise UsageError(error.code, error.message) from error
         facts = {name: value for name, value in host.snapshot().items() if name in IDENTITY}
-        return HostIdentity(facts if code else {**facts, "gpu": gpu}, gpu=code is None)
+        return HostIdentity(facts if gpu is None else {**facts, "gpu": gpu}, gpu=gpu is not None)
 
     def start(self, state: RunState) -> None:
         """Start keeper and supervisor, detached. UsageError when the lease path cannot be used."""

@@ -91,3 +91,14 @@ def test_the_index_counts_attempts_at_the_same_subject_only(tmp_path: Path) -> N
     with (tmp_path / "index.jsonl").open("ab") as file:
         file.write(b'{"run":"cut')
     assert [row["run"] for row in index.earlier(tmp_path, index.subject_key(plan))] == ["one", "three"]
+
+
+def test_gpu_memory_is_an_axis_only_where_a_gpu_exists_and_the_engine_uses_it() -> None:
+    assert small_plan(gpu=True).gpu
+    config = compose_config([])
+    arguments = {"subject": {}, "host": {}, "corpus": {}, "frozen_plan_sha256": None}
+    on_cpu = campaign.plan(config, capabilities=ALL, gpu=True, **arguments)
+    assert not on_cpu.gpu
+    assert "peak GPU memory: the engine does not compute on the GPU" in on_cpu.unbinding()
+    nowhere = campaign.plan(config, capabilities=(*ALL, "gpu"), gpu=False, **arguments)
+    assert "peak GPU memory: no NVML device on this host" in nowhere.unbinding()

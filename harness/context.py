@@ -1,0 +1,36 @@
+"""What every leg of a run needs, and what stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.config import Config
+from harness.engines.base import Engine
+from harness.plan import Plan
+from harness.state import RunState
+
+__all__ = ["Context"]
+
+
+@dataclass
+class Context:
+    """`frozen` is the plan document every process reads; `check` raises when somebody asked to stop; `tell` publishes
+    progress; `metrics` keeps each leg's last /metrics text by the leg's name."""
+
+    plan: Plan
+    config: Config
+    engine: Engine
+    state: RunState
+    frozen: Path | None
+    lease_fd: int | None
+    keeper_pid: int | None
+    check: Callable[[], None]
+    tell: Callable[[Mapping[str, Any]], None]
+    metrics: dict[str, str] = field(default_factory=dict)
+
+    def arm(self, letter: str) -> dict[str, Any]:
+        """The arm with its real values; the plan shows secrets as such."""
+        return asdict(self.config.engine.candidate if letter == "A" else self.config.engine.baseline)

@@ -1,0 +1,112 @@
+"""One load series: the client in a process of its own, watched for the engine's death, a stall and a deadline."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import process
+from harness.bundle import write_new
+from harness.context import Context
+from harness.errors import HarnessError
+from harness.process import Owned
+
+__all__ = ["Series", "log_end", "run_series"]
+
+POLL_S = 0.1
+OUTPUTS = ("requests.jsonl.gz", "texts.jsonl")
+
+
+@dataclass(frozen=True)
+class Series:
+    """What is sent: the rows of `prompts`, `concurrency` at a time, after `warmups` untimed requests."""
+
+    prompts: Path
+    concurrency: int
+    warmups: int
+    keep_text: bool = False
+
+
+def run_series(context: Context, series: Series, owned: Owned, folder: Path) -> dict[str, Any]:
+    """Run the client against the engine `owned`; its records go to the leg's `folder`, its report is returned.
+
+    HarnessError `engine-died`, `engine-stalled`, `leg-deadline` or `client-failed`, each with the end of a log.
+    """
+    out = context.state.root / f"{folder.name}.client"
+    out.mkdir()
+    (out / "spec.json").write_text(json.dumps(_spec(context, series, out)))
+    argv = [sys.executable, "-m", "harness.client", str(out / "spec.json")]
+    load = process.start(argv, {}, context.state.root, out / "client.log")
+    try:
+        _watch(context, owned, load, folder / "engine.log", out / "client.log")
+    finally:
+        process.stop(load, 1.0)
+    for name in OUTPUTS:
+        if (out / name).is_file():
+            write_new(folder / name, (out / name).read_bytes())
+    report = json.loads((out / "load.json").read_bytes())
+    assert isinstance(report, dict)
+    return report
+
+
+def _spec(context: Context, series: Series, out: Path) -> dict[str, Any]:
+    return {
+        "host": "127.0.0.1",
+        "port": context.config.host.port,
+        "path": "/v1/completions",
+        "model": context.engine.served_model(),
+        "prompts_file": str(series.prompts),
+        "concurrency": series.concurrency,
+        "warmups": series.warmups,
+        "keep_text": series.keep_text,
+        "max_tokens": context.plan.output_tokens,
+        "extra_body": {"seed": context.config.workload.seed, "ignore_eos": True},
+        "request_timeout_s": context.config.client.request_timeout_s,
+        "deadline_s": context.config.client.leg_deadline_s,
+        "out_dir": str(out),
+    }
+
+
+def _watch(context: Context, owned: Owned, load: Owned, engine_log: Path, client_log: Path) -> None:
+    client = context.config.client
+    began = moved = time.monotonic()
+    last: Mapping[str, Any] = {}
+    while (ended := load.wait(POLL_S)) is None:
+        context.check()
+        if (death := owned.poll()) is not None:
+            raise HarnessError("engine-died", f"the engine ended under load ({death}); {log_end(engine_log)}")
+        now, seen = time.monotonic(), _last_progress(client_log)
+        if seen != last:
+            last, moved = seen, now
+            context.tell({"phase": "load", "seconds": now - began, **seen})
+        if now - moved > client.stall_timeout_s:
+            raise HarnessError(
+                "engine-stalled", f"no new token for {client.stall_timeout_s:g} s; {log_end(engine_log)}"
+            )
+        if now - began > client.leg_deadline_s + client.request_timeout_s:
+            raise HarnessError(
+                "leg-deadline", f"the load took longer than client.leg_deadline_s={client.leg_deadline_s:g}"
+            )
+    if str(ended) != "exit code 0":
+        raise HarnessError("client-failed", f"the load client ended with {ended}; {log_end(client_log)}")
+
+
+def log_end(log: Path) -> str:
+    """The last lines of a log, for a message."""
+    return f"its log ends:\n{process.tail(log)}"
+
+
+def _last_progress(log: Path) -> dict[str, Any]:
+    """The client's newest progress line."""
+    for line in reversed(process.tail(log, 3).splitlines()):
+        if line.startswith("{"):
+            try:
+                return dict(json.loads(line))
+            except ValueError:  # still being written
+                continue
+    return {}
