@@ -62,7 +62,7 @@ def test_a_log_without_a_plan_line_knows_nothing_and_says_so() -> None:
 
 PATHS = st.text(
     st.characters(min_codepoint=32, max_codepoint=0x2FF, exclude_characters="\x7f\x85"), max_size=30
-).filter(lambda text: "=" not in text)
+).filter(lambda text: "=" not in text and "[VT_FP4_" not in text)  # a prefix inside a line begins a glued one
 
 
 @given(PATHS, PATHS)
