@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.plan import Plan
+from harness.plan import Plan, partition, prompts_digest
 from harness.records import Check, Leg
 
 __all__ = ["PLAN_CONTROL", "checks", "leg_checks"]
@@ -112,6 +112,9 @@ def _counts(plan: Plan, leg: Leg) -> Iterator[Check]:
             f"{wanted} x {want}",
             not wrong and len(values) == wanted,
         )
+    assert leg.repetition is not None
+    sent = prompts_digest([record.prompt_sha256 for record in sorted(leg.requests, key=lambda item: item.index)])
+    yield _equal("prompts", leg.name, sent[:12], plan.corpus[partition(leg.concurrency, leg.repetition)][:12])
     peak = leg.load.peak_in_flight if leg.load else None
     yield _equal("peak-concurrency", leg.name, peak, min(leg.concurrency, wanted))
     if leg.load is not None:

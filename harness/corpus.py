@@ -14,8 +14,9 @@ from pathlib import Path
 
 from harness import canonical
 from harness.errors import HarnessError
+from harness.plan import partition, prompts_digest
 
-__all__ = ["Corpus", "build", "partition", "write"]
+__all__ = ["Corpus", "build", "write"]
 
 MIX = 0x5EED5EED  # keeps prompt seeds apart from the workload's own seed
 MAX_SHARED_PREFIX = 32  # one KV block
@@ -23,14 +24,10 @@ MAX_SHARED_PREFIX = 32  # one KV block
 
 @dataclass(frozen=True)
 class Corpus:
-    """JSON lines by partition name; `digests` are the SHA-256 of those bytes and go into the plan."""
+    """JSON lines by partition name; `digests` identify each partition's prompts and go into the plan."""
 
     files: Mapping[str, bytes]
     digests: Mapping[str, str]
-
-
-def partition(concurrency: int, repetition: int) -> str:
-    return f"c{concurrency}-r{repetition}"
 
 
 def build(
@@ -42,14 +39,17 @@ def build(
     ids, which a prefix cache could use.
     """
     files: dict[str, bytes] = {}
+    digests: dict[str, str] = {}
     prompts: list[list[int]] = []
     for repetition in range(1, repetitions + 1):
         for concurrency, count in counts.items():
             rows = [_prompt(seed, len(prompts) + offset, tokens, first_token, vocabulary) for offset in range(count)]
-            files[partition(concurrency, repetition)] = b"".join(_row(index, ids) for index, ids in enumerate(rows))
+            name = partition(concurrency, repetition)
+            files[name] = b"".join(_row(index, ids) for index, ids in enumerate(rows))
+            digests[name] = prompts_digest([_digest(ids) for ids in rows])
             prompts += rows
     _check_disjoint(prompts)
-    return Corpus(files, {name: canonical.sha256_bytes(data) for name, data in files.items()})
+    return Corpus(files, digests)
 
 
 def _prompt(seed: int, index: int, tokens: int, first_token: int, vocabulary: int) -> list[int]:
@@ -57,8 +57,11 @@ def _prompt(seed: int, index: int, tokens: int, first_token: int, vocabulary: in
 
 
 def _row(index: int, ids: Sequence[int]) -> bytes:
-    digest = canonical.sha256_bytes(canonical.dumps(list(ids)))
-    return canonical.dumps({"index": index, "prompt_sha256": digest, "prompt_token_ids": list(ids)})
+    return canonical.dumps({"index": index, "prompt_sha256": _digest(ids), "prompt_token_ids": list(ids)})
+
+
+def _digest(ids: Sequence[int]) -> str:
+    return canonical.sha256_bytes(canonical.dumps(list(ids)))
 
 
 def _check_disjoint(prompts: Sequence[list[int]]) -> None:

@@ -13,13 +13,13 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from harness import canonical, corpus, ports, process, readiness
+from harness import canonical, ports, process, readiness
 from harness.bundle import write_new
 from harness.campaign import shown
 from harness.context import Context
 from harness.engines.base import Launch
 from harness.errors import HarnessError
-from harness.plan import LegPlan
+from harness.plan import LegPlan, partition
 from harness.process import Owned
 from harness.series import Series, log_end, run_series
 from harness.telemetry import host, pagecache
@@ -183,7 +183,7 @@ def _await_end(context: Context, owned: Owned, limit_s: float, what: str) -> Non
 def _sequential(context: Context, leg: LegPlan, folder: Path) -> None:
     """The first partition's prompts one at a time: same shapes in both arms, so the tokens must be the same."""
     before = _frozen_sha(context)
-    prompts = context.state.corpus / f"{corpus.partition(context.plan.concurrencies[0], 1)}.jsonl"
+    prompts = context.state.corpus / f"{partition(context.plan.concurrencies[0], 1)}.jsonl"
     rows = prompts.read_bytes().splitlines(keepends=True)[: context.config.gate.sequential_requests]
     few = context.state.root / f"{leg.name}.prompts.jsonl"
     few.write_bytes(b"".join(rows))
@@ -198,7 +198,7 @@ def _timed(context: Context, leg: LegPlan, folder: Path) -> None:
     assert leg.repetition is not None
     before = _frozen_sha(context)
     baseline = _before(context, folder)
-    prompts = context.state.corpus / f"{corpus.partition(leg.concurrency, leg.repetition)}.jsonl"
+    prompts = context.state.corpus / f"{partition(leg.concurrency, leg.repetition)}.jsonl"
     warmups = context.config.client.warmups
     series = Series(prompts, leg.concurrency, leg.concurrency if warmups is None else warmups)
     with _server(context, leg, folder, sample=True) as owned:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from harness import canonical
 from harness.errors import HarnessError
 
-__all__ = ["FORMAT", "Arm", "LegPlan", "NotApplicable", "Plan", "leg_order"]
+__all__ = ["FORMAT", "Arm", "LegPlan", "NotApplicable", "Plan", "leg_order", "partition", "prompts_digest"]
 
 FORMAT = "nvfp4-gates-plan-v1"
 ORDERS = {"seed": ("AB", "BA", "AB"), "abba": ("AB", "BA", "BA", "AB"), "fixed": ("AB",)}
@@ -114,6 +114,16 @@ class Plan:
         for name in ("concurrencies", "capabilities", "difference"):
             values[name] = tuple(document[name])
         return cls(**values)
+
+
+def partition(concurrency: int, repetition: int) -> str:
+    """The name of the prompts that both arms of one pair of legs get."""
+    return f"c{concurrency}-r{repetition}"
+
+
+def prompts_digest(prompt_sha256: Sequence[str]) -> str:
+    """One digest for the prompts of a partition, in their order: what `Plan.corpus` records."""
+    return canonical.sha256_bytes(canonical.dumps(list(prompt_sha256)))
 
 
 def leg_order(order: str, repetitions: int) -> list[tuple[str, int]]:

@@ -24,6 +24,7 @@ __all__ = [
     "decode_pairs",
     "dequantise",
     "e2m1_encode",
+    "namespace",
     "pack",
     "reference_gemm",
     "swizzle",
@@ -72,7 +73,8 @@ class Fp4Matrix:
     global_scale: float
 
 
-def _namespace(array: Any) -> Any:
+def namespace(array: Any) -> Any:
+    """The array library of `array`: numpy, or CuPy with NumPy's interface."""
     return array.__array_namespace__()
 
 
@@ -83,7 +85,7 @@ def e2m1_encode(values: F32) -> U8:
     before its even offset is added: v+2 itself rounds in float32, and would carry 3.4999998 up to 5.5. Twelve array
     operations take 8 us for 2x256 values, seven comparisons and their sums 13 us.
     """
-    xp = _namespace(values)
+    xp = namespace(values)
     magnitude = xp.abs(values)
     xp.minimum(magnitude, E2M1_MAX, out=magnitude)
     code = magnitude * 2
@@ -102,7 +104,7 @@ def e2m1_encode(values: F32) -> U8:
 
 def ue4m3_encode(values: F32) -> U8:
     """Scale bytes 0-126 of non-negative float32 values, to nearest, ties to even, beyond 448 saturated."""
-    xp = _namespace(values)
+    xp = namespace(values)
     values = xp.minimum(values, UE4M3_MAX)
     bits = values.view(np.uint32)
     normal = bits >> 20
@@ -117,7 +119,7 @@ def ue4m3_encode(values: F32) -> U8:
 
 
 def ue4m3_decode(codes: U8) -> F32:
-    xp = _namespace(codes)
+    xp = namespace(codes)
     result: F32 = xp.take(xp.asarray(UE4M3_VALUES), codes)
     return result
 
@@ -129,14 +131,14 @@ def pack(codes: U8) -> U8:
 
 
 def unpack(packed: U8) -> U8:
-    xp = _namespace(packed)
+    xp = namespace(packed)
     codes: U8 = xp.stack([packed & 15, packed >> 4], axis=-1)
     return codes.reshape(*packed.shape[:-1], -1)
 
 
 def decode_pairs(packed: U8) -> F32:
     """The e2m1 values (rows, K) of packed codes (rows, K/2), without their scales."""
-    xp = _namespace(packed)
+    xp = namespace(packed)
     values: F32 = xp.take(xp.asarray(_PAIRS), packed).view(np.float32)
     return values
 
@@ -157,7 +159,7 @@ def _store(scales: U8, linear: U8, first: int, rows: int, k: int) -> None:
     view = swizzled_view(scales, rows, k)
     columns = linear.shape[1]
     if columns % _COLUMNS:
-        padded = _namespace(linear).zeros((len(linear), -(-columns // _COLUMNS) * _COLUMNS), dtype=np.uint8)
+        padded = namespace(linear).zeros((len(linear), -(-columns // _COLUMNS) * _COLUMNS), dtype=np.uint8)
         padded[:, :columns] = linear
         linear = padded
     done = 0
@@ -178,7 +180,7 @@ def _store(scales: U8, linear: U8, first: int, rows: int, k: int) -> None:
 def swizzle(linear: U8) -> U8:
     """Linear scale bytes (rows, K/16) into the swizzled layout, flat, its padding zero."""
     rows, columns = linear.shape
-    scales: U8 = _namespace(linear).zeros(swizzled_bytes(rows, columns * BLOCK), dtype=np.uint8)
+    scales: U8 = namespace(linear).zeros(swizzled_bytes(rows, columns * BLOCK), dtype=np.uint8)
     _store(scales, linear, 0, rows, columns * BLOCK)
     return scales
 
@@ -193,7 +195,7 @@ def unswizzle(scales: U8, rows: int, k: int) -> U8:
 
 def _block_maximum(magnitudes: F32) -> F32:
     """The maximum of every 16 neighbours, flat. Four halvings of 256x512 take 90 us, a reduction over axis -1 1,080."""
-    xp = _namespace(magnitudes)
+    xp = namespace(magnitudes)
     flat = magnitudes.reshape(-1)
     for _ in range(4):
         flat = xp.maximum(flat[0::2], flat[1::2])
@@ -202,7 +204,7 @@ def _block_maximum(magnitudes: F32) -> F32:
 
 def _quantise_rows(values: F32, global_scale: float) -> tuple[U8, U8]:
     """Packed codes and linear scale bytes of some rows."""
-    xp = _namespace(values)
+    xp = namespace(values)
     rows, k = values.shape
     largest = _block_maximum(xp.abs(values))
     scales = ue4m3_encode(largest * global_scale / E2M1_MAX)
@@ -224,7 +226,7 @@ class Producer:
 
     def quantise(self, values: F32, global_scale: float) -> Fp4Matrix:
         """`values` (rows, k) float32, contiguous and finite, k a multiple of 16."""
-        xp = _namespace(values)
+        xp = namespace(values)
         rows, k = values.shape
         packed = xp.empty((rows, k // 2), dtype=np.uint8)
         if self.direct:

@@ -11,7 +11,7 @@ from typing import Any
 from harness import bundle, campaign, canonical, verify
 from harness.config import Config
 from harness.journal import Journal
-from harness.plan import LegPlan, Plan
+from harness.plan import LegPlan, Plan, partition, prompts_digest
 from harness.records import (
     ArmProof,
     CacheDrop,
@@ -51,7 +51,7 @@ def small_plan(*overrides: str, capabilities: Sequence[str] = ALL, gpu: bool = F
         capabilities=able,
         host={"hostname": "testhost", "cpu": "test"},
         gpu=gpu,
-        corpus={"c2-r1": SHA},
+        corpus={partition(2, number): prompts_digest([SHA] * 4) for number in (1, 2, 3)},
         frozen_plan_sha256=None,
     )
 

@@ -5,10 +5,10 @@ innermost, OpenBLAS's small-matrix kernel scores 16 sequences of 1,100 tokens in
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
+from typing import Any
 
-import numpy as np
-
-from kernels.nvfp4 import F32
+from kernels.nvfp4 import F32, namespace
 
 __all__ = ["Cache", "decode_attention", "prefill_attention", "runs"]
 
@@ -16,11 +16,12 @@ _ROWS = 128  # rows of one block: with two query heads a 256 x 2048 score matrix
 
 
 class Cache:
-    """Keys and values of one layer. Memory is touched only where tokens have been, so an idle server stays small."""
+    """Keys and values of one layer, in arrays of the namespace `xp`. Memory is touched only where tokens have been, so
+    an idle server stays small."""
 
-    def __init__(self, slots: int, kv_heads: int, head_size: int, positions: int) -> None:
-        self.keys = np.zeros((slots, kv_heads, head_size, positions), dtype=np.float32)
-        self.values = np.zeros((slots, kv_heads, positions, head_size), dtype=np.float32)
+    def __init__(self, xp: Any, *, slots: int, kv_heads: int, head_size: int, positions: int) -> None:
+        self.keys = xp.zeros((slots, kv_heads, head_size, positions), dtype=xp.float32)
+        self.values = xp.zeros((slots, kv_heads, positions, head_size), dtype=xp.float32)
 
     def store(self, slot: int, start: int, keys: F32, values: F32) -> None:
         """`keys` and `values` (tokens, kv heads, head size) of one sequence from position `start`."""
@@ -43,18 +44,19 @@ def decode_attention(queries: F32, cache: Cache, slots: Sequence[int], lengths: 
 
     Returns (rows, heads, head size). Consecutive slots are one batched product, padded to the longest of them.
     """
+    xp = namespace(queries)
     rows, heads, size = queries.shape
     kv_heads = cache.keys.shape[1]
     grouped = (queries * size**-0.5).reshape(rows, kv_heads, heads // kv_heads, size)
-    result = np.empty_like(grouped)
+    result = xp.empty_like(grouped)
     for first, count in runs(slots):
         part, at = slice(first, first + count), slice(slots[first], slots[first] + count)
         longest = max(lengths[part])
         weights = grouped[part] @ cache.keys[at, :, :, :longest]
         for row, length in enumerate(lengths[part]):
-            weights[row, :, :, length:] = -np.inf
+            weights[row, :, :, length:] = -inf
         total = _softmax_in_place(weights)
-        np.matmul(weights, cache.values[at, :, :longest], out=result[part])
+        xp.matmul(weights, cache.values[at, :, :longest], out=result[part])
         result[part] /= total
     mixed: F32 = result.reshape(rows, heads, size)
     return mixed
@@ -65,18 +67,20 @@ def prefill_attention(queries: F32, cache: Cache, slot: int, start: int) -> F32:
 
     `queries` (tokens, heads, head size); returns the same shape.
     """
+    xp = namespace(queries)
     tokens, heads, size = queries.shape
     kv_heads = cache.keys.shape[1]
     group = heads // kv_heads
+    future = xp.triu(xp.full((_ROWS, _ROWS), -inf, dtype=xp.float32), 1)
     grouped = (queries * size**-0.5).reshape(tokens, kv_heads, group, size)
-    result = np.empty_like(grouped)
+    result = xp.empty_like(grouped)
     for low in range(0, tokens, _ROWS):
         rows = min(_ROWS, tokens - low)
         stop = start + low + rows
         for head in range(kv_heads):
             block = grouped[low : low + rows, head].transpose(1, 0, 2).reshape(group * rows, size)
             weights = block @ cache.keys[slot, head, :, :stop]
-            weights.reshape(group, rows, stop)[:, :, stop - rows :] += _future(rows)
+            weights.reshape(group, rows, stop)[:, :, stop - rows :] += future[:rows, :rows]
             total = _softmax_in_place(weights)
             mixed = weights @ cache.values[slot, head, :stop]
             mixed /= total
@@ -89,13 +93,6 @@ def _softmax_in_place(scores: F32) -> F32:
     """Exponentials of the last axis, unnormalised, in place; returns their sums (…, 1), to divide the mix by: it is
     64 values wide where the scores are a thousand."""
     scores -= scores.max(axis=-1, keepdims=True)
-    np.exp(scores, out=scores)
+    namespace(scores).exp(scores, out=scores)
     total: F32 = scores.sum(axis=-1, keepdims=True)
     return total
-
-
-_FUTURE = np.triu(np.full((_ROWS, _ROWS), -np.inf, dtype=np.float32), 1)
-
-
-def _future(rows: int) -> F32:
-    return _FUTURE[:rows, :rows]

@@ -69,3 +69,11 @@ def test_the_controller_imports_where_there_is_no_fcntl(module: str) -> None:
     program = f"import sys\nsys.modules['fcntl'] = None\nimport {module}\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["model", "attention"])
+def test_the_model_names_no_array_library(name: str) -> None:
+    """One model serves numpy and CuPy: it takes the namespace of the arrays it is given."""
+    found = imports(ROOT / "kernels" / "serve" / f"{name}.py")
+    assert not {module for module in found if module.split(".")[0] in ("numpy", "cupy", "torch")}
+    assert not {module for module in found if module.startswith("kernels.backends.") and "base" not in module}

@@ -111,6 +111,7 @@ def test_with_a_gpu_a_null_memory_axis_voids_the_run() -> None:
     ("code", "name", "change"),
     [
         ("clean-exit", "c2-A-r1", lambda leg: replace(leg, exit="killed by SIGKILL")),
+        ("prompts", "c2-A-r2", lambda leg: _record(leg, prompt_sha256="b" * 64)),
         ("request-count", "c2-A-r2", lambda leg: replace(leg, requests=leg.requests[:-1])),
         ("failed-requests", "c2-B-r1", lambda leg: _record(leg, error="no-token")),
         ("input-tokens", "c2-B-r3", lambda leg: _record(leg, prompt_tokens=65)),

@@ -44,7 +44,7 @@ def drawn(seed: int, *shape: int) -> F32:
 @pytest.mark.parametrize(("start", "tokens"), [(0, 1), (0, 300), (37, 129), (128, 128)])
 def test_attention_of_a_chunk_is_causal_attention_by_its_definition(start: int, tokens: int) -> None:
     keys, values = drawn(1, start + tokens, 2, 64), drawn(2, start + tokens, 2, 64)
-    cache = Cache(3, 2, 64, 512)
+    cache = Cache(np, slots=3, kv_heads=2, head_size=64, positions=512)
     cache.store(1, 0, keys[:start], values[:start])
     cache.store(1, start, keys[start:], values[start:])
     queries = drawn(3, tokens, 4, 64)
@@ -54,7 +54,7 @@ def test_attention_of_a_chunk_is_causal_attention_by_its_definition(start: int, 
 
 def test_decoding_sequences_of_different_lengths_each_see_their_own_cache_alone() -> None:
     slots, lengths = [0, 1, 3, 6, 7], [5, 90, 1, 33, 64]
-    cache = Cache(8, 2, 64, 100)
+    cache = Cache(np, slots=8, kv_heads=2, head_size=64, positions=100)
     cache.keys[...] = 9.0  # what an earlier owner of the slot left behind must not matter
     cache.values[...] = -9.0
     queries = drawn(0, len(slots), 4, 64)
