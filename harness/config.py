@@ -61,7 +61,7 @@ class HostConfig:
     ready_timeout_s: float = key("how long an engine may take until its first completion", unit="s", default=180.0)
     stop_grace_s: float = key("time between TERM and KILL for an engine's process group", unit="s", default=20.0)
     memory_return_timeout_s: float = key(
-        "how long MemAvailable may take to come back after a leg", unit="s", default=20.0
+        "how long MemAvailable may take to come back after a leg", unit="s", default=60.0
     )
     sample_period_s: float = key("period of the memory sampler", unit="s", default=0.1)
 
