@@ -25,7 +25,7 @@ def checks(plan: Plan, legs: Sequence[Leg]) -> list[Check]:
         found += leg_checks(plan, leg)
     found += _arms_comparable(legs)
     if "fp4_plans" in plan.capabilities:
-        found += _same_plans(legs)
+        found += _same_plans(plan, legs)
     if any(leg.kind == "model-gate" for leg in plan.legs):
         found += _same_model_gates(legs)
     found += _sequential_equality(plan, legs)
@@ -187,12 +187,15 @@ def _frozen_plans(leg: Leg) -> Iterator[Check]:
         yield _equal("plan-document", leg.name, leg.plan_sha256[1], leg.plan_sha256[0])
 
 
-def _same_plans(legs: Sequence[Leg]) -> Iterator[Check]:
-    """One frozen document and one map in every process after the seed."""
+def _same_plans(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
+    """One frozen document, the planned one where it was given, and one map in every process after the seed."""
     frozen = [leg for leg in legs if leg.kind != "seed"]
     yield _single("plan-map", (leg.plans.map_sha256 for leg in frozen if leg.plans), _map_difference(frozen))
     yield _single("plan-metadata", (leg.plans.metadata for leg in frozen if leg.plans))
-    yield _single("plan-same-document", (leg.plan_sha256[0] for leg in frozen if leg.plan_sha256))
+    documents = {leg.plan_sha256[0] for leg in frozen if leg.plan_sha256}
+    if plan.frozen_plan_sha256 is not None:
+        documents.add(plan.frozen_plan_sha256)
+    yield _single("plan-same-document", documents)
 
 
 def _single(code: str, values: Iterable[str], detail: str = "") -> Check:

@@ -152,11 +152,12 @@ def _unfinished(config: Config, plan: Plan, transport: Local) -> RunState | None
 def _new_state(config: Config, plan: Plan, prompts: Path, root: Path, invoked_in: Path) -> RunState:
     nonce = secrets.token_hex(4)
     state = RunState(state_dir(config.host) / f"{plan.gate}-{plan.digest()[:12]}-{nonce}")
-    state.bundle.mkdir(parents=True)
+    state.root.parent.mkdir(parents=True, exist_ok=True)
+    state.root.mkdir(mode=0o700)  # run.json holds the arms' secrets
+    state.bundle.mkdir()
     shutil.copytree(prompts, state.corpus)
     bundle.write_new(state.plan, plan.to_bytes())
     bundle.write_new(state.bundle / "command.json", canonical.dumps(_places(config, root, invoked_in)))
-    state.run.touch(mode=0o600)
     write_atomic(
         state.run,
         {
@@ -167,7 +168,6 @@ def _new_state(config: Config, plan: Plan, prompts: Path, root: Path, invoked_in
             "nonce": nonce,
         },
     )
-    state.run.chmod(0o600)
     return state
 
 
@@ -245,6 +245,7 @@ def _seal(state: RunState, root: Path) -> Sealed:
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(state.bundle, partial)
     _close_journal(partial / "journal.jsonl", state)
+    bundle.write_new(partial / "keeper.json", canonical.dumps(state.read(state.root / keeper.STATE) or {}))
     verdict = verify.assess(partial)
     bundle.write_new(partial / "verdict.json", canonical.dumps(verdict))
     digest = bundle.seal(partial)

@@ -7,6 +7,7 @@ gone, and ends with the journal saying what happened: exit 0 when every leg ran,
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -107,6 +108,8 @@ class Supervisor:
         frozen = None
         if "fp4_plans" in engine.capabilities:
             frozen = Path(self._config.engine.plan) if self._config.engine.plan else self._state.frozen_plans
+        if self._config.engine.plan is not None and frozen is not None:
+            shutil.copyfile(frozen, self._state.bundle / "frozen-plans.json")
         lease_fd = os.environ.get(keeper.LEASE_FD)
         return Context(
             plan=plan,

@@ -13,6 +13,7 @@ from typing import Any
 from harness import bundle, canonical, journal, verdict
 from harness.errors import HarnessError, UsageError
 from harness.plan import Plan
+from harness.records import Check
 from harness.report import markdown
 
 __all__ = ["Verification", "assess", "verify"]
@@ -32,7 +33,22 @@ def assess(root: Path) -> dict[str, Any]:
     """The verdict that the raw files of a bundle give, whatever its verdict.json says."""
     plan = Plan.from_bytes((root / "plan.json").read_bytes())
     events = journal.parse((root / "journal.jsonl").read_bytes())
-    return verdict.compute(plan, bundle.read_legs(root, plan), journal.checks(events))
+    checks = [*journal.checks(events), _drained(root)]
+    return verdict.compute(plan, bundle.read_legs(root, plan), checks)
+
+
+def _drained(root: Path) -> Check:
+    """The keeper released the lease, and had nothing to end that the supervisor left behind."""
+    keeper = canonical.loads((root / "keeper.json").read_bytes(), "keeper.json")
+    phase, drained = keeper.get("phase"), keeper.get("drained")
+    seen = f"{phase}, {drained} processes ended by the keeper"
+    return Check(
+        "lease-released",
+        "keeper",
+        seen,
+        "released, 0 processes ended by the keeper",
+        (phase, drained) == ("released", 0),
+    )
 
 
 def verify(root: Path) -> Verification:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,9 +143,7 @@ def good_legs(plan: Plan, *, scale_a: float = 1.0, scale_b: float = 1.0) -> list
     return [good_leg(leg, plan, scale=scale_a if leg.arm == "A" else scale_b) for leg in plan.legs]
 
 
-def write_bundle(
-    root: Path, plan: Plan, legs: Sequence[Leg], *, change: Callable[[Journal], None] | None = None
-) -> Path:
+def write_bundle(root: Path, plan: Plan, legs: Sequence[Leg], *, drained: int = 0) -> Path:
     """A sealed bundle of `legs`, written as the supervisor and the controller would."""
     bundle.write_new(root / "plan.json", plan.to_bytes())
     journal = Journal(root / "journal.jsonl")
@@ -153,9 +151,8 @@ def write_bundle(
     for leg in legs:
         write_leg(root / "legs" / leg.name, leg)
         journal.write("leg", leg=leg.name)
-    if change is not None:
-        change(journal)
     journal.write("end", boot_id="boot", left_behind=[])
+    bundle.write_new(root / "keeper.json", canonical.dumps({"phase": "released", "drained": drained}))
     verdict = verify.assess(root)
     bundle.write_new(root / "verdict.json", canonical.dumps(verdict))
     bundle.seal(root)

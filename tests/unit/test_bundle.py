@@ -129,3 +129,10 @@ def test_the_report_says_what_a_reviewer_needs(sealed: Path) -> None:
     assert "about 3 pass every axis" in report
     assert "**miss**" in report
     assert "workload rehearsal is a rehearsal" in report
+
+
+def test_processes_that_the_keeper_had_to_end_void_the_run(tmp_path: Path) -> None:
+    found = verify(write_bundle(tmp_path / "run", PLAN, good_legs(PLAN), drained=2))
+    assert found.outcome == "VOID"
+    assert found.verdict is not None
+    assert found.verdict["void"] == ["lease-released"]

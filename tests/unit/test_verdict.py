@@ -242,3 +242,8 @@ def test_a_journal_with_a_void_event_is_void_with_its_code() -> None:
 )
 def test_a_run_that_did_not_end_well_is_void(events: list[dict[str, Any]], code: str) -> None:
     assert code in verdict.compute(PLAN, good_legs(PLAN), journal.checks(events))["void"]
+
+
+def test_another_document_than_the_planned_one_is_void() -> None:
+    plan = replace(PLAN, frozen_plan_sha256="c" * 64)
+    assert "plan-same-document" in judged(plan, good_legs(plan))["void"]
