@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from kernels.errors import PlanDocumentError, shown
@@ -15,6 +15,8 @@ __all__ = ["MAX_DEPTH", "loads_object"]
 MAX_DEPTH = 32
 # Possessive, so that a long or unclosed string costs one pass and no backtracking.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+# Every string of the document free of brackets and escapes: then brackets can be counted without cutting strings out.
+_PLAIN_STRINGS = re.compile(rb'[^"]*+(?:"[^"\\\[\]{}]*+"[^"]*+)*+')
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
@@ -26,13 +28,17 @@ def loads_object(data: bytes, name: str) -> dict[str, Any]:
         raise PlanDocumentError("byte-order-mark", f"{name} starts with a byte order mark; save it as plain UTF-8")
     _refuse_depth(data, name)
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        value = json.loads(
+            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite
+        )
     except UnicodeDecodeError as error:
         raise PlanDocumentError("not-utf8", f"{name} is not UTF-8 at byte {error.start}") from error
     except _DuplicateKey as error:
         raise PlanDocumentError("duplicate-field", f"{name} has the key {error} twice; keep one of them") from error
     except (ValueError, RecursionError) as error:
         raise PlanDocumentError("bad-json", f"{name} is not valid JSON: {error}") from error
+    if b"\\u" in data:
+        _refuse_surrogates(value, name)
     if not isinstance(value, dict):
         kind = "null" if value is None else type(value).__name__
         raise PlanDocumentError("not-an-object", f"{name} holds {kind} where a JSON object is required")
@@ -43,12 +49,11 @@ class _DuplicateKey(ValueError):
     pass
 
 
-def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise _DuplicateKey(shown(key))
-        result[key] = value
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise _DuplicateKey(shown(next(name for name in names if names.count(name) > 1)))
     return result
 
 
@@ -56,10 +61,26 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{shown(text)} is too large a number")
+    return value
+
+
+def _refuse_surrogates(value: Any, name: str) -> None:
+    # Half a UTF-16 pair has no UTF-8 form: what holds one could be read but never written again.
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise PlanDocumentError("bad-json", f"{name} holds a text with half a surrogate pair") from error
+
+
 def _refuse_depth(data: bytes, name: str) -> None:
     # Each pass removes the innermost level everywhere, at the speed of bytes.replace: a loop over the brackets in
     # Python took 17 s for the 16 MiB that a document may have.
-    brackets = _STRING.sub(b"", data).translate(None, _NOT_BRACKETS)
+    texts = data if _PLAIN_STRINGS.fullmatch(data) else _STRING.sub(b"", data)
+    brackets = texts.translate(None, _NOT_BRACKETS)
     for _ in range(MAX_DEPTH):
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
     # What is left without a pair is unbalanced and json's to refuse, unless it alone is too deep for its recursion.

@@ -14,7 +14,7 @@ from functools import partial
 from types import TracebackType
 
 from kernels.buckets import hybrid_m_bucket, tuning_buckets
-from kernels.errors import FrozenMissError, KernelError, TuningError, shown
+from kernels.errors import FrozenMissError, KernelError, SettingsError, TuningError, shown
 from kernels.plans import log
 from kernels.plans.cache import PlanCache, frozen_miss
 from kernels.plans.document import check_shape, key_for
@@ -27,6 +27,21 @@ from kernels.plans.settings import Settings
 from kernels.tactics import TacticSet
 
 __all__ = ["PlanRuntime", "Stats", "WarmupScope"]
+
+# The buckets of the row counts that engines run, so that a hit calls no function; 8,192 is the largest usual
+# max_num_batched_tokens. A dict and not a list, to which -1 would be the last entry.
+_BUCKETS = {m: hybrid_m_bucket(m) for m in range(8_193)}
+
+_NOTHING: Mapping[tuple[int, int, int], int] = {}
+
+
+def _require_one_rank(world_size: int) -> None:
+    if world_size != 1:
+        raise SettingsError(
+            "tensor-parallel",
+            f"world_size={shown(world_size)}: plans are kept for one rank only. Tensor-parallel ranks would tune apart "
+            "and run different tactics on shards of one GEMM; serve with tensor parallelism 1",
+        )
 
 
 @dataclass(frozen=True)
@@ -58,9 +73,10 @@ class Stats(_Counts):
 
 class PlanRuntime:
     """Chooses tactics for one device. `tune` times the tactics of a key and returns the winner's id; `log_line` prints
-    one line to stderr; `env` gives XDG_CACHE_HOME and HOME.
+    one line to stderr; `env` gives XDG_CACHE_HOME and HOME; `world_size` is the number of tensor-parallel ranks.
 
-    SettingsError when metadata does not describe `tactics`, or the settings name no usable document.
+    SettingsError when metadata does not describe `tactics`, the settings name no usable document, or there are several
+    ranks (`tensor-parallel`).
     """
 
     def __init__(
@@ -73,7 +89,9 @@ class PlanRuntime:
         *,
         env: Mapping[str, str] = os.environ,
         flashinfer_environment: Environment | None = None,
+        world_size: int = 1,
     ) -> None:
+        _require_one_rank(world_size)
         metadata.check_tactics(tactics)
         self.settings = settings
         self.metadata = metadata
@@ -84,8 +102,12 @@ class PlanRuntime:
         self._documents = Documents(settings, metadata, tactics, log, env=env, environment=flashinfer_environment)
         self._lock = threading.Lock()
         self._counts = _Counts()
+        self._device = metadata.device_ordinal
         self._identity = key_for(metadata, 1, 1, 16)[3:]
         self._bypass = None if settings.plan_cache else tactics.bypass_id
+        self._ready = self.cache.table(self._identity)
+        # What `tactic` may answer from without a further look: nothing while a warm-up watches or plans are bypassed.
+        self._hot = self._ready if self._bypass is None else _NOTHING
         self._scope: WarmupScope | None = None
         self._served = False
         if settings.read_only:
@@ -97,14 +119,42 @@ class PlanRuntime:
         A missing plan is tuned on the spot (a lazy miss once a warm-up has completed, with a log line), unless the
         process is frozen (FrozenMissError) or a graph is being captured (CaptureMissError). With VT_FP4_PLAN_CACHE=0
         it is always the set's default tactic, the fixed one that FlashInfer falls back to: nothing is tuned or kept.
+        A hit takes no lock.
         """
+        try:
+            return self._hot[_BUCKETS[m], n, k]
+        except KeyError:
+            pass
+        at_once, key = self._watched(m, n, k)
+        if at_once is not None:
+            return at_once
+        return self.cache.get(key, partial(self._tuned, key, m), capturing=capturing, m=m)
+
+    async def tactic_async(self, m: int, n: int, k: int, *, capturing: bool = False) -> int:
+        """`tactic` for a coroutine: a missing plan is tuned in a worker thread while the event loop goes on."""
+        at_once, key = self._watched(m, n, k)
+        if at_once is not None:
+            return at_once
+        return await self.cache.get_async(key, partial(self._tuned, key, m), capturing=capturing, m=m)
+
+    def lookup(self, device: int, m: int, n: int, k: int) -> int | None:
+        """The ready plan's tactic; None where there is none or `device` is not this runtime's ordinal.
+
+        Only looks: never tunes, counts, locks or raises for a miss. KernelError `m-out-of-range` outside 0..2^31.
+        """
+        if device != self._device:
+            return None
+        try:
+            return self._ready[_BUCKETS[m], n, k]
+        except KeyError:
+            return self._ready.get((hybrid_m_bucket(m), n, k))
+
+    def _watched(self, m: int, n: int, k: int) -> tuple[int | None, PlanKey]:
+        """Tell an open warm-up of the GEMM; the bypass's tactic, if there is a bypass, and the key."""
         scope = self._scope
         if scope is not None:
             scope.observe(m)
-        if self._bypass is not None:
-            return self._bypass
-        key = PlanKey(hybrid_m_bucket(m), n, k, *self._identity)
-        return self.cache.get(key, partial(self._tuned, key, m), capturing=capturing, m=m)
+        return self._bypass, self.key(m, n, k)
 
     def key(self, m: int, n: int, k: int) -> PlanKey:
         """The plan key under which `m` rows are tuned and looked up."""
@@ -165,6 +215,7 @@ class PlanRuntime:
             if self._scope is not None:
                 raise KernelError("nested-warmup", "a warm-up is already open on this runtime; close it first")
             self._scope = scope
+            self._hot = _NOTHING
         try:
             self._count(scopes_started=1)
             loaded = self._documents.load(self.cache)
@@ -173,7 +224,7 @@ class PlanRuntime:
             if self.settings.read_only:
                 self._require(scope.declared)
         except BaseException:
-            self._scope = None
+            self._close()
             raise
         return loaded
 
@@ -224,7 +275,9 @@ class PlanRuntime:
         self._log(log.warmup_line(scope.max_tokens, requested, tuned, len(plans)))
 
     def _close(self) -> None:
-        self._scope = None
+        with self._lock:
+            self._scope = None
+            self._hot = self._ready if self._bypass is None else _NOTHING
 
 
 class WarmupScope:

@@ -8,7 +8,6 @@ product. Values and partial sums are float32, the result is scaled by alpha and 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
 import platform
 import re
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from kernels.build_id import build_id
 from kernels.errors import KernelError, TuningError
 from kernels.nvfp4 import BLOCK, F32, U8, Fp4Matrix, bf16_round, decode_pairs, swizzle, ue4m3_decode, unswizzle
 from kernels.plans.key import PlanKey
@@ -224,7 +224,7 @@ def metadata(settings: Settings) -> Metadata:
     method = f"{timing}; no stream: delay {settings.delay_us} us not applied"
     return Metadata(
         architecture=0,
-        build_id=_build_id(),
+        build_id=build_id(_ABI_SOURCES, numpy=np.__version__),
         cuda_driver="none",
         cuda_runtime="none",
         cutlass_version="none",
@@ -237,15 +237,6 @@ def metadata(settings: Settings) -> Metadata:
         warmups=_WARMUPS,
         extra={"timing_method": method},
     )
-
-
-def _build_id() -> str:
-    """SHA-256 over the sources whose change may change a plan's meaning, and the BLAS they run on."""
-    package = Path(__file__).parent.parent
-    digest = hashlib.sha256(f"numpy={np.__version__};".encode())
-    for name in _ABI_SOURCES:
-        digest.update(f"{name}={hashlib.sha256((package / name).read_bytes()).hexdigest()};".encode())
-    return digest.hexdigest()
 
 
 def _processor() -> str:

@@ -1,23 +1,42 @@
 """The native plan document, format `vllm.cpp_nvfp4_autotune_v1`: strict, all or nothing.
 
-Top level: `_metadata` (every field of `Metadata`) and `plans`. Unknown fields are tolerated; anything missing, of the
-wrong type, out of range, doubled or bound to another runtime rejects the whole document.
+Top level: `_metadata` (every field of `Metadata`) and `plans`. Anything missing, of the wrong type, out of range,
+doubled or bound to another runtime rejects the whole document.
+
+Unknown fields, which a later version may write, are tolerated. A merge keeps those of the top level and those of each
+plan whose tactic stays; it drops those of a plan whose tactic changes, since they describe the other tactic, and those
+of `_metadata`: what this version cannot check, it must not vouch for.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Any
 
-from kernels.buckets import MAX_M, hybrid_m_bucket
+from kernels.buckets import MAX_M, hybrid_m_bucket, tuning_buckets
 from kernels.errors import PlanDocumentError, shown
 from kernels.json_strict import loads_object
 from kernels.plans.key import PlanKey
 from kernels.plans.metadata import FORMAT, Metadata
 from kernels.tactics import TacticSet
 
-__all__ = ["FORMAT", "Metadata", "check_shape", "check_tactic", "key_for", "merge", "parse", "serialise"]
+__all__ = [
+    "FORMAT",
+    "Document",
+    "Metadata",
+    "check_shape",
+    "check_tactic",
+    "key_for",
+    "merge",
+    "merge_document",
+    "parse",
+    "parse_document",
+    "serialise",
+    "serialise_document",
+]
 
 _I32_MAX = 2**31 - 1
 _U32_MAX = 2**32 - 1
@@ -32,6 +51,22 @@ _PLAN_INTEGERS = (
     ("tactic_set_version", 0, _U32_MAX),
 )
 _PLAN_TEXTS = ("fp4_layout", "runner", "scale_layout")
+_SHAPE_FIELDS = ("m_bucket", "n", "k", "tactic_id")
+_RUNTIME_FIELDS = ("device_ordinal", "architecture", "output_dtype", "tactic_set_version")
+_LAYOUT_FIELDS = ("fp4_layout", "scale_layout", "runner")
+_PLAN_FIELDS = (*_SHAPE_FIELDS, *_RUNTIME_FIELDS, *_LAYOUT_FIELDS)
+_PLAN_TYPES = (int,) * 8 + (str,) * 3
+_PLAN_VALUES = itemgetter(*_PLAN_FIELDS)
+_BUCKETS = frozenset(tuning_buckets(MAX_M))
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+    """A document's plans, sorted by key, and the fields in it that this version does not know."""
+
+    plans: Mapping[PlanKey, int]
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the top level
+    plan_fields: Mapping[PlanKey, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
 
 def key_for(metadata: Metadata, m_bucket: int, n: int, k: int) -> PlanKey:
@@ -73,7 +108,12 @@ def check_tactic(runner: str, tactic_id: int, tactics: TacticSet, where: str) ->
 
 
 def parse(data: bytes, expected: Metadata, tactics: TacticSet, name: str) -> dict[PlanKey, int]:
-    """The plans of a document, sorted by key. PlanDocumentError (codes below) rejects it whole.
+    """The plans of a document, sorted by key; raises as `parse_document` does."""
+    return dict(parse_document(data, expected, tactics, name).plans)
+
+
+def parse_document(data: bytes, expected: Metadata, tactics: TacticSet, name: str) -> Document:
+    """Read a document for the runtime that `expected` describes. PlanDocumentError (codes below) rejects it whole.
 
     `metadata-mismatch` lists each differing field with both values; `missing-field`, `wrong-type`, `out-of-range`,
     `layout-disagrees`, `key-disagrees`, `unknown-runner`, `unknown-tactic`, `bad-shape`, `duplicate-plan` name the
@@ -82,20 +122,40 @@ def parse(data: bytes, expected: Metadata, tactics: TacticSet, name: str) -> dic
     document = loads_object(data, name)
     _check_metadata(_member(document, "_metadata", dict, name), expected, name)
     plans: dict[PlanKey, int] = {}
+    plan_fields: dict[PlanKey, Mapping[str, Any]] = {}
+    read = _PlanReader(expected, tactics, name)
     for index, entry in enumerate(_member(document, "plans", list, name)):
-        key, tactic = _plan(entry, expected, tactics, f"{name} plans[{index}]")
+        key, tactic = read(entry, index)
         if key in plans:
             shape = f"M={key.m_bucket} N={key.n} K={key.k}"
             raise PlanDocumentError("duplicate-plan", f"duplicate NVFP4 persistent plan key: {name} has {shape} twice")
         plans[key] = tactic
-    return dict(sorted(plans.items()))
+        if len(entry) > len(_PLAN_FIELDS):
+            plan_fields[key] = _without(entry, _PLAN_FIELDS)
+    return Document(dict(sorted(plans.items())), _without(document, ("_metadata", "plans")), plan_fields)
 
 
 def serialise(metadata: Metadata, tactics: TacticSet, plans: Mapping[PlanKey, int]) -> bytes:
-    """The document's bytes: indent 2, sorted fields, plans sorted by key, a final LF."""
-    rows = [_row(metadata, tactics, key, tactic) for key, tactic in sorted(plans.items())]
-    document = {"_metadata": metadata.to_json(), "plans": rows}
-    text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    """The bytes of a document of these plans and nothing else."""
+    return serialise_document(metadata, tactics, Document(plans))
+
+
+def serialise_document(metadata: Metadata, tactics: TacticSet, document: Document) -> bytes:
+    """The document's bytes: indent 2, sorted fields, plans sorted by key, a final LF; equal for equal documents.
+
+    PlanDocumentError `runtime-mismatch` for a plan of another runtime than `metadata` describes.
+    """
+    runtime = key_for(metadata, 1, 1, 16)[3:]
+    foreign = sorted({key[3:] for key in document.plans} - {runtime})
+    if foreign:
+        text = f"plans of the runtime {shown(foreign[0])} do not belong into a document of {shown(runtime)}"
+        raise PlanDocumentError("runtime-mismatch", text)
+    rows = [
+        {**document.plan_fields.get(key, {}), **_row(metadata, tactics, key, tactic)}
+        for key, tactic in sorted(document.plans.items())
+    ]
+    whole = {**document.fields, "_metadata": metadata.to_json(), "plans": rows}
+    text = json.dumps(whole, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8") + b"\n"
 
 
@@ -105,6 +165,42 @@ def merge(current: Mapping[PlanKey, int], prior: Mapping[PlanKey, int]) -> dict[
     if len(runtimes) > 1:
         raise PlanDocumentError("runtime-mismatch", f"plans of different runtimes cannot be merged: {shown(runtimes)}")
     return dict(sorted({**prior, **current}.items()))
+
+
+def merge_document(current: Mapping[PlanKey, int], prior: Document) -> Document:
+    """`merge`, with the unknown fields of `prior` that stay true."""
+    plans = merge(current, prior.plans)
+    kept = {key: extra for key, extra in prior.plan_fields.items() if plans[key] == prior.plans[key]}
+    return Document(plans, prior.fields, kept)
+
+
+def _without(parent: Mapping[str, Any], fields: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name, value in parent.items() if name not in fields}
+
+
+class _PlanReader:
+    """Reads the entries of one document: a sound one at one go (3 us), any other field by field for its error."""
+
+    def __init__(self, expected: Metadata, tactics: TacticSet, name: str) -> None:
+        self._expected = expected
+        self._tactics = tactics
+        self._name = name
+        self._runtime = key_for(expected, 1, 1, 16)[3:]
+        self._fixed = (*self._runtime, expected.fp4_layout, expected.scale_layout, tactics.runner)
+        self._ids = frozenset(tactic.id for tactic in tactics)
+
+    def __call__(self, entry: Any, index: int) -> tuple[PlanKey, int]:
+        if type(entry) is dict and len(entry) >= len(_PLAN_FIELDS):
+            try:
+                values = _PLAN_VALUES(entry)
+            except KeyError:
+                values = ()
+            # Types too: JSON true equals 1.
+            if values[4:] == self._fixed and tuple(map(type, values)) == _PLAN_TYPES:
+                m, n, k, tactic = values[:4]
+                if m in _BUCKETS and 0 < n <= _I32_MAX and 0 < k <= _I32_MAX and k % 16 == 0 and tactic in self._ids:
+                    return PlanKey(m, n, k, *self._runtime), tactic
+        return _plan(entry, self._expected, self._tactics, f"{self._name} plans[{index}]")
 
 
 def _row(metadata: Metadata, tactics: TacticSet, key: PlanKey, tactic: int) -> dict[str, Any]:

@@ -87,24 +87,29 @@ class Documents:
         # Both are validated before either is installed: a refused document leaves the cache as it was.
         imported = self._read_flashinfer()
         native, rejected = self._read_native_or_reject()
-        return Loaded(_install(cache, imported), _install(cache, native), rejected)
+        return Loaded(cache.install(imported), cache.install(native), rejected)
 
     def save(self, cache: PlanCache) -> int:
         """Merge the ready plans with what the native document holds by now and publish; the number of plans in it.
 
-        0 where nothing may be written. A failure is one log line and the mode read-write-save-failed.
+        0 where nothing may be written, so never beside the plans of a document that was rejected. A failure, such as a
+        document that has become unreadable since, is one log line and the mode read-write-save-failed.
         """
         path = self._target.path
         if self.mode != "read-write" or path is None:
             return 0
+        current = cache.snapshot()
+
+        def merged(prior: bytes | None) -> bytes:
+            whole = document.merge_document(current, self._parse_native(path, prior))
+            return document.serialise_document(self._metadata, self._tactics, whole)
+
         try:
-            merged = document.merge(cache.snapshot(), self._read_native(path))
-            store.publish(path, document.serialise(self._metadata, self._tactics, merged))
+            return len(self._parse_native(path, store.update(path, merged)).plans)
         except PlanDocumentError as error:
             self.mode = "read-write-save-failed"
             self._log(log.unpublished_line(path, error.message))
             return 0
-        return len(merged)
 
     def _read_flashinfer(self) -> dict[PlanKey, int]:
         path = self.flashinfer_path
@@ -118,23 +123,20 @@ class Documents:
         plans = flashinfer.parse(data, self._environment, path, self._tactics).plans
         return {document.key_for(self._metadata, *shape): tactic for shape, tactic in plans.items()}
 
-    def _read_native(self, path: Path) -> dict[PlanKey, int]:
-        data = store.read(path)
-        return {} if data is None else document.parse(data, self._metadata, self._tactics, str(path))
+    def _parse_native(self, path: Path, data: bytes | None) -> document.Document:
+        if data is None:
+            return document.Document({})
+        return document.parse_document(data, self._metadata, self._tactics, str(path))
 
-    def _read_native_or_reject(self) -> tuple[dict[PlanKey, int], int]:
+    def _read_native_or_reject(self) -> tuple[Mapping[PlanKey, int], int]:
         path = self._target.path
         if path is None:
             return {}, 0
         try:
-            return self._read_native(path), 0
+            return self._parse_native(path, store.read(path)).plans, 0
         except PlanDocumentError as error:
             if self._settings.read_only and self.flashinfer_path is None:
                 raise
             self.mode += "-native-rejected"
             self._log(log.rejected_line(path, error.message))
             return {}, 1
-
-
-def _install(cache: PlanCache, plans: Mapping[PlanKey, int]) -> int:
-    return sum(cache.insert_ready(key, tactic) for key, tactic in plans.items())

@@ -22,8 +22,8 @@ class Boarding:
         self._joined = threading.Semaphore(0)
         board = cache._board
 
-        def counted(key: PlanKey) -> object:
-            found = board(key)
+        def counted(key: PlanKey, owner: int | None) -> object:
+            found = board(key, owner)
             self._joined.release()
             return found
 
