@@ -5,18 +5,19 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
-from kernels.plans.flashinfer import GB10_ORACLE, OPERATION, RUNNER
+from kernels.plans.flashinfer_export import export_flashinfer
+from kernels.plans.flashinfer_key import Shape
+from kernels.plans.upstream import GB10_ORACLE
 
 __all__ = ["document_bytes", "manifest", "plans"]
 
 _NAME = "nvfp4_flashinfer_v025_gb10"
 
 
-def plans() -> dict[tuple[int, int, int], int]:
+def plans() -> dict[Shape, int]:
     """(M bucket, N, K) to tactic id, sorted."""
     rows = csv.DictReader(_data(f"{_NAME}.csv").splitlines())
     return dict(sorted(((int(row["m"]), int(row["n"]), int(row["k"])), int(row["tactic"])) for row in rows))
@@ -30,16 +31,7 @@ def manifest() -> Mapping[str, Any]:
 
 def document_bytes() -> bytes:
     """The FlashInfer 0.6.13 document, byte for byte as FlashInfer saved it, plus a final LF."""
-    entries = {_key(m, n, k): [RUNNER, tactic] for (m, n, k), tactic in plans().items()}
-    # FlashInfer sorts keys as text, so M is not in numeric order.
-    document = {"_metadata": asdict(GB10_ORACLE), **dict(sorted(entries.items()))}
-    return json.dumps(document, indent=2).encode() + b"\n"
-
-
-def _key(m: int, n: int, k: int) -> str:
-    packed, scales = k // 2, k // 16
-    profile = ((m, packed), (packed, n), (-1, scales), (scales, n), (), (0,), (-1, n), (0,), (0,), (-1,))
-    return repr((OPERATION, RUNNER, profile, ()))
+    return export_flashinfer(plans(), GB10_ORACLE, GB10_ORACLE.flashinfer_version) + b"\n"
 
 
 def _data(name: str) -> str:
