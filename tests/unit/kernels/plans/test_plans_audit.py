@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from kernels.errors import KernelError
 from kernels.plans import oracle
-from kernels.plans.audit import METADATA_FIELDS, VERSIONS, Entry, Lookup, Prediction, assumed_environment, predict
+from kernels.plans.audit import (
+    METADATA_FIELDS,
+    VERSIONS,
+    Audit,
+    Entry,
+    Lookup,
+    Prediction,
+    assumed_environment,
+    audit,
+    predict,
+)
 from kernels.plans.flashinfer import GB10_ORACLE
 
 RUNNER = "CutlassFp4GemmRunner"
@@ -23,7 +32,7 @@ KEY = (
     "(0,), (0,), (-1,)), ())"
 )
 MISS = Lookup(False, 0, -1)
-HERE = asdict(GB10_ORACLE)
+HERE = GB10_ORACLE.stated()
 COLD = ["cuda_graph_profile_replays", 1, "l2_cache_policy", "cold"]
 HOT = ["cuda_graph_profile_replays", 1, "l2_cache_policy", "hot"]
 
@@ -320,3 +329,74 @@ def test_scales_padded_as_vllm_allocates_them_are_found_for_shapes_that_are_not_
 def test_an_unknown_version_is_refused_by_name() -> None:
     with pytest.raises(KernelError, match=r"0\.5\.0.*0\.6\.13"):
         predict(SOURCE, "0.5.0", {})
+
+
+def both(data: bytes, version: str = "0.6.13") -> Audit:
+    return audit(data, version, environment(version), "cache.json")
+
+
+def test_both_sides_hit_every_entry_of_the_gb10_document() -> None:
+    found = both(SOURCE)
+    assert (found.agreed, found.refusal, found.counts()) == (True, None, {"hit": 64})
+    assert {row.ours for row in found.rows} == {"hit"}
+    assert "hits 64 of 64" in found.summary()
+    assert "Nothing to do." in found.summary()
+
+
+@pytest.mark.parametrize(("value", "old", "_"), VALUES[1:], ids=[json.dumps(row[0]) for row in VALUES[1:]])
+def test_a_value_that_goes_wrong_upstream_is_refused_here_with_the_entry(value: Any, old: str, _: str) -> None:
+    found = both(with_value(value))
+    assert (found.agreed, found.counts()[old]) == (False, 1)
+    row = next(row for row in found.rows if row.entry.key == KEY)
+    assert row.ours == "refused"
+    assert found.refusal is not None
+    if value[1] == value[1]:  # NaN is refused with the whole text
+        assert row.reason is not None
+        assert KEY[:40] in found.refusal[1]
+    assert {row.ours for row in found.rows} == {"refused"}
+
+
+def test_entries_beside_a_faulty_one_are_refused_without_a_reason_of_their_own() -> None:
+    rows = both(with_value([RUNNER, 32])).rows
+    assert [row.entry.key for row in rows if row.reason is not None] == [KEY]
+
+
+def test_a_file_without_metadata_loads_upstream_and_is_refused_here() -> None:
+    found = both(edited(lambda document: document.pop("_metadata")))
+    assert (found.agreed, found.counts(), found.refusal and found.refusal[0]) == (
+        False,
+        {"hit": 64},
+        "metadata-mismatch",
+    )
+
+
+def test_a_key_written_twice_is_no_agreement() -> None:
+    text = SOURCE.decode().replace(f'"{KEY}"', f'"{KEY}": ["{RUNNER}", 9],\n  "{KEY}"')
+    found = both(text.encode())
+    assert (found.agreed, found.refusal and found.refusal[0]) == (False, "duplicate-field")
+    assert "1 keys stand twice" in found.summary()
+
+
+def test_an_old_file_is_ignored_by_07_and_taken_here() -> None:
+    found = audit(SOURCE, "0.7.4", assumed_environment(SOURCE, "0.7.4"), "cache.json")
+    assert (found.agreed, found.refusal, found.counts()) == (False, None, {"ignored": 64})
+    assert "ignores the whole file" in found.summary()
+
+
+def test_a_cache_of_another_gpu_is_ignored_upstream_and_refused_here() -> None:
+    found = both(edited(meta(gpu="NVIDIA RTX PRO 6000")))
+    assert {row.entry.fate for row in found.rows} == {"ignored"}
+    assert found.refusal is not None
+    assert "NVIDIA RTX PRO 6000" in found.refusal[1]
+
+
+def test_other_operations_are_nobodys_fault() -> None:
+    found = both(edited(lambda document: document.update({"('moe', 'R', ((1,),), ())": ["R", [1, 2]]})))
+    assert (found.agreed, found.counts()) == (True, {"hit": 64})
+    assert [row.ours for row in found.rows].count("foreign") == 1
+
+
+def test_another_operations_bad_value_stops_the_loading_of_ours() -> None:
+    found = both(edited(lambda document: document.update({"('a_first', 'R', (), ())": None})))
+    assert (found.agreed, found.prediction.error) == (False, "TypeError")
+    assert "a_first" in found.summary()
