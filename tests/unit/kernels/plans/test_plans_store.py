@@ -253,7 +253,7 @@ def test_a_refused_change_writes_nothing(tmp_path: Path) -> None:
     def refuse(prior: bytes | None) -> bytes:
         raise PlanDocumentError("bad-json", f"{prior!r}")
 
-    with pytest.raises(PlanDocumentError, match="^None$"):
+    with pytest.raises(PlanDocumentError, match=r"^None$"):
         store.update(tmp_path / "plans.json", refuse)
     assert list(tmp_path.iterdir()) == []
 
