@@ -96,7 +96,7 @@ def g4_rehearsal(session: nox.Session) -> None:
 
 @nox.session(python=THIS)
 def bench(session: nox.Session) -> None:
-    """Figures: a newcomer's first minutes, and the load client beside the real vLLM bench client. Wants a quiet machine."""
+    """Figures of a newcomer's first minutes and of the load client, beside the real vLLM one. Wants a quiet machine."""
     env = _install(session, "dev")
     session.run("python", "-m", "benchmarks.first_minute", env=env)
     session.run("python", "-m", "benchmarks.client_truth", *session.posargs, env=env)
