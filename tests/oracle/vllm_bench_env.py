@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["VARIABLE", "VERSION", "VllmBench", "find", "prepare"]
+__all__ = ["SDIST_SHA256", "VARIABLE", "VERSION", "VllmBench", "find", "prepare"]
 
 VARIABLE = "NVFP4_GATES_VLLM_BENCH"
 VERSION = "0.25.0"
-_SDIST_SHA256 = "7e04e2b37164de8c4012f27f75af6c4768039b32610865e9b6fb8c49c34a84aa"
+SDIST_SHA256 = "7e04e2b37164de8c4012f27f75af6c4768039b32610865e9b6fb8c49c34a84aa"
 _RUN = ("aiohttp==3.14.5", "numpy==2.4.6", "tqdm==4.70.1", "regex==2026.11.19")
 # pip prepares an sdist's metadata even to download it; these are what vLLM's setup.py imports to say its name.
 _BUILD = (
@@ -120,8 +120,8 @@ def _download(folder: Path) -> Path:
 def _unpack(archive: Path, folder: Path) -> None:
     """Only the benchmark modules, out of exactly the archive that this project was written against."""
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
-    if found != _SDIST_SHA256:
-        raise RuntimeError(f"{archive.name} has SHA-256 {found}, not {_SDIST_SHA256}; remove it and try again")
+    if found != SDIST_SHA256:
+        raise RuntimeError(f"{archive.name} has SHA-256 {found}, not {SDIST_SHA256}; remove it and try again")
     with tarfile.open(archive) as tar:
         wanted = [member for member in tar if member.name.startswith(f"vllm-{VERSION}/vllm/benchmarks/")]
         tar.extractall(folder, wanted, filter="data")
