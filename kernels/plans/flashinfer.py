@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from kernels.errors import PlanDocumentError
 from kernels.plans import managed_store, store, vllm_layout
+from kernels.plans.directories import is_directory
 from kernels.plans.flashinfer_export import EXPORT_VERSIONS, export_flashinfer
 from kernels.plans.flashinfer_file import MAX_BYTES, parse_upstream
 from kernels.plans.flashinfer_key import OPERATION, RUNNER, Shape
@@ -65,7 +65,7 @@ def read_upstream(path: Path) -> UpstreamDocument:
     `parse_upstream`, `managed_store.read_managed` and `vllm_layout.read_directory`, those of `store.read` (directory
     entries, FIFOs and devices are refused before they are opened) and `absent`.
     """
-    if _is_directory(path):
+    if is_directory(path):
         return (
             managed_store.read_managed(path) if managed_store.looks_managed(path) else vllm_layout.read_directory(path)
         )
@@ -80,10 +80,3 @@ def parse(data: bytes, environment: Environment, name: str, tactics: TacticSet =
     document = parse_upstream(data, name)
     plans = match(document, environment, name, tactics)
     return FlashInferDocument(dict(plans), document.foreign, document.metadata or {})
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return stat.S_ISDIR(path.stat().st_mode)
-    except (OSError, ValueError):
-        return False  # store.read says what is wrong

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +17,15 @@ from typing import Any
 from kernels.errors import PlanDocumentError, shown
 from kernels.json_strict import loads_object
 from kernels.plans import store
+from kernels.plans.directories import is_directory, names
 from kernels.plans.flashinfer_file import MAX_BYTES, PlanEntries, policy
 from kernels.plans.flashinfer_key import claims_fp4
 from kernels.plans.literal import LiteralError, read_tuple
 from kernels.plans.upstream import FORMAT_MANAGED, SourceFile, UpstreamDocument
 
-__all__ = ["MAX_FILES", "looks_managed", "read_managed"]
+__all__ = ["looks_managed", "read_managed"]
 
 MANIFEST, ENTRIES, SCHEMA = "manifest.json", "entries", "v2"
-MAX_FILES = 20_000  # one file an operation; a real model has a few hundred
 _MAX_FILE_BYTES = 64 * 1024
 _ENVIRONMENT = re.compile(r"[0-9a-f]{16}")
 _POLICY_PREFIX = "measure_"
@@ -50,7 +49,8 @@ class _Files:
 
 def looks_managed(directory: Path) -> bool:
     """Whether a directory is a managed store: its root, its `v2` or one environment."""
-    return any((directory / name).exists() for name in (MANIFEST, ENTRIES, SCHEMA)) or bool(_environments(directory))
+    found = names(directory)
+    return not {MANIFEST, ENTRIES, SCHEMA}.isdisjoint(found) or bool(_environments(directory))
 
 
 def read_managed(directory: Path) -> UpstreamDocument:
@@ -86,30 +86,20 @@ def read_managed(directory: Path) -> UpstreamDocument:
 
 
 def _one_environment(directory: Path) -> Path:
-    if (directory / MANIFEST).exists() or (directory / ENTRIES).exists():
+    found = names(directory)
+    if MANIFEST in found or ENTRIES in found:
         return directory
-    above = directory / SCHEMA if (directory / SCHEMA).is_dir() else directory
-    found = _environments(above)
-    if len(found) != 1:
-        named = ", ".join(found[:8]) or "none"
-        text = f"{above} holds {len(found)} environments ({named}), one is required"
-        raise PlanDocumentError("ambiguous" if found else "absent", f"{text}; give the directory of one")
-    return above / found[0]
+    above = directory / SCHEMA if SCHEMA in found else directory
+    environments = _environments(above)
+    if len(environments) != 1:
+        named = ", ".join(environments[:8]) or "none"
+        text = f"{above} holds {len(environments)} environments ({named}), one is required; give the directory of one"
+        raise PlanDocumentError("ambiguous" if environments else "absent", text)
+    return above / environments[0]
 
 
 def _environments(directory: Path) -> list[str]:
-    return sorted(name for name in _names(directory) if _ENVIRONMENT.fullmatch(name) and (directory / name).is_dir())
-
-
-def _names(directory: Path) -> list[str]:
-    try:
-        with os.scandir(directory) as found:
-            names = [entry.name for _, entry in zip(range(MAX_FILES + 1), found, strict=False)]
-    except OSError as error:
-        raise PlanDocumentError("unreadable", f"{directory} cannot be listed: {error.strerror}") from error
-    if len(names) > MAX_FILES:
-        raise PlanDocumentError("too-many-entries", f"{directory} has more than {MAX_FILES} files")
-    return sorted(names)
+    return [name for name in names(directory) if _ENVIRONMENT.fullmatch(name) and is_directory(directory / name)]
 
 
 def _metadata(manifest: dict[str, Any], home: Path) -> dict[str, str]:
@@ -131,9 +121,9 @@ def _metadata(manifest: dict[str, Any], home: Path) -> dict[str, str]:
 
 
 def _entry_paths(directory: Path) -> tuple[list[Path], int]:
-    names = _names(directory)
-    entries = [directory / name for name in names if name.endswith(".json")]
-    return entries, len(names) - len(entries)
+    found = names(directory)
+    entries = [directory / name for name in found if name.endswith(".json")]
+    return entries, len(found) - len(entries)
 
 
 def _add(entries: PlanEntries, entry: dict[str, Any], path: Path) -> None:

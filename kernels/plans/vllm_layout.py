@@ -6,13 +6,13 @@ ranks have one. It compares their metadata and number of entries; here they must
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
 
 from kernels.errors import PlanDocumentError, shown
 from kernels.plans import store
+from kernels.plans.directories import names
 from kernels.plans.flashinfer_file import MAX_BYTES, parse_upstream
 from kernels.plans.upstream import UpstreamDocument
 
@@ -22,7 +22,6 @@ SINGLE = "autotune_configs.json"
 MAX_RANKS = 256
 _RANK = re.compile(r"autotune_configs_dp(0|[1-9][0-9]{0,4})_rank(0|[1-9][0-9]{0,4})\.json")
 _HASH = re.compile(r"[0-9a-f]{64}")
-_MAX_LISTED = 10_000
 
 
 def read_directory(directory: Path) -> UpstreamDocument:
@@ -31,12 +30,12 @@ def read_directory(directory: Path) -> UpstreamDocument:
     Codes: `no-document`, `ambiguous` (both layouts), `too-many-entries`, `ranks-differ` (the differing rank and the
     first difference are named), and those of `parse_upstream`.
     """
-    names = _names(directory)
-    ranks = sorted((int(found[1]), int(found[2])) for found in map(_RANK.fullmatch, names) if found)
-    if SINGLE in names and ranks:
+    found = names(directory)
+    ranks = sorted((int(rank[1]), int(rank[2])) for rank in map(_RANK.fullmatch, found) if rank)
+    if SINGLE in found and ranks:
         text = f"{directory} has {SINGLE} and files of ranks; they are of two vLLM versions, give one file"
         raise PlanDocumentError("ambiguous", text)
-    if SINGLE in names:
+    if SINGLE in found:
         return placed(_read(directory / SINGLE), directory / SINGLE)
     if not ranks:
         text = f"{directory} holds no plan document: neither {SINGLE}, files of ranks, nor a managed store"
@@ -107,14 +106,3 @@ def _read(path: Path) -> UpstreamDocument:
     if data is None:
         raise PlanDocumentError("absent", f"{path} does not exist any more")
     return parse_upstream(data, str(path))
-
-
-def _names(directory: Path) -> list[str]:
-    try:
-        with os.scandir(directory) as found:
-            names = [entry.name for _, entry in zip(range(_MAX_LISTED + 1), found, strict=False)]
-    except OSError as error:
-        raise PlanDocumentError("unreadable", f"{directory} cannot be listed: {error.strerror}") from error
-    if len(names) > _MAX_LISTED:
-        raise PlanDocumentError("too-many-entries", f"{directory} has more than {_MAX_LISTED} files; give one file")
-    return names
