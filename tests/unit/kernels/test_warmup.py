@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kernels.buckets import MAX_M, hybrid_m_bucket, tuning_buckets
 from kernels.errors import CaptureMissError, FrozenMissError, KernelError, PlanDocumentError, SettingsError, TuningError
-from kernels.plans import document, oracle
+from kernels.plans import document, oracle, store
 from kernels.plans.flashinfer import GB10_ORACLE
 from kernels.plans.key import PlanKey
 from kernels.plans.log import LazyMiss, PlanLog, parse_log
@@ -442,3 +447,105 @@ def test_a_document_that_turned_bad_during_the_warmup_is_not_overwritten(native:
         scope.complete()
     assert (process.log.mode, process.log.saved) == ("read-write-save-failed", 0)
     assert native.read_bytes() == b"{"
+
+
+def test_a_hit_takes_no_lock_and_looks_up_nothing_but_the_plan(native: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(at(native)).serve()
+    monkeypatch.delattr(process.runtime, "cache")
+    monkeypatch.delattr(process.runtime, "_lock")
+    assert process.runtime.tactic(7, 5120, 6144) == process.runtime.tactic(8, 5120, 6144, capturing=True) == TUNED
+
+
+@given(st.integers(-1, 12_000) | st.integers(-(2**40), 2**40))
+def test_a_look_up_finds_for_any_row_count_what_its_bucket_has(m: int) -> None:
+    process = Process({})
+    buckets = tuning_buckets(MAX_M)
+    process.runtime.cache.install({process.runtime.key(b, 5120, 6144): i % 32 for i, b in enumerate(buckets)})
+    if not 0 <= m <= MAX_M:
+        for ask in (partial(process.runtime.lookup, 0), process.runtime.tactic):
+            with pytest.raises(KernelError) as caught:
+                ask(m, 5120, 6144)
+            assert caught.value.code == "m-out-of-range"
+        return
+    tactic = buckets.index(hybrid_m_bucket(m)) % 32
+    assert process.runtime.lookup(0, m, 5120, 6144) == process.runtime.tactic(m, 5120, 6144) == tactic
+
+
+def test_a_look_up_only_looks(native: Path) -> None:
+    process = Process(at(native))
+    assert process.runtime.lookup(0, 8, 5120, 6144) is None
+    process.serve()
+    assert process.runtime.lookup(0, 8, 5120, 6144) == TUNED
+    assert process.runtime.lookup(1, 8, 5120, 6144) is None
+    assert process.runtime.lookup(0, 9, 5120, 6144) is None
+    assert process.runtime.lookup(0, 9000, 5120, 6144) is None
+    assert len(process.tuned) == 8 and process.log.lazy == ()
+
+
+def test_a_coroutine_gets_the_plan_and_an_open_warmup_sees_its_rows(native: Path) -> None:
+    process = Process(at(native))
+    with process.runtime.warmup(8, SHAPES) as scope:
+        assert asyncio.run(process.runtime.tactic_async(8, 5120, 6144)) == TUNED
+        scope.complete()
+    assert len(plans_in(native)) == 8
+    assert asyncio.run(process.runtime.tactic_async(9, 5120, 6144)) == TUNED
+    assert len(process.log.lazy) == 1
+
+
+def test_a_coroutine_gets_the_default_tactic_where_plans_are_bypassed(native: Path) -> None:
+    process = Process(at(native, VT_FP4_PLAN_CACHE="0"))
+    assert asyncio.run(process.runtime.tactic_async(8, 5120, 6144)) == 17
+    assert process.runtime.lookup(0, 8, 5120, 6144) is None
+
+
+@pytest.mark.parametrize("world_size", [2, 8, 0])
+def test_tensor_parallelism_is_refused_with_a_sentence(world_size: int) -> None:
+    with pytest.raises(SettingsError, match="serve with tensor parallelism 1") as caught:
+        PlanRuntime(Settings(), METADATA, CUTLASS_TACTICS, lambda key: 0, print, env={}, world_size=world_size)
+    assert caught.value.code == "tensor-parallel"
+
+
+@pytest.mark.skip(reason="plans of several tensor-parallel ranks are refused; this is what they would have to prove")
+def test_tensor_parallel_ranks_agree_on_every_tactic_and_publish_one_document() -> None:
+    raise NotImplementedError
+
+
+OTHER_ORDINAL = replace(METADATA, device_ordinal=1)
+
+
+@pytest.mark.parametrize("other", [OTHER_GPU, OTHER_ORDINAL], ids=["another gpu", "another ordinal"])
+def test_plans_of_another_device_never_end_up_under_this_ones_metadata(
+    native: Path, other: Metadata, tmp_path: Path
+) -> None:
+    assert other.namespace() != METADATA.namespace()
+    process = Process(at(native))
+    with process.runtime.warmup(8, SHAPES) as scope:
+        process.runtime.tactic(8, 5120, 6144)
+        Process(at(native), other).serve()  # between our loading and our saving
+        before = native.read_bytes()
+        scope.complete()
+    assert (process.log.mode, process.log.saved) == ("read-write-save-failed", 0)
+    assert native.read_bytes() == before
+    late = Process(at(native)).serve()
+    assert (late.log.mode, late.log.saved, late.log.rejected) == ("read-write-native-rejected", 0, 1)
+    assert native.read_bytes() == before
+
+
+def test_a_complete_document_in_a_folder_nobody_can_write_is_no_failure(
+    native: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Process(at(native)).serve()
+    monkeypatch.setattr(store, "side_lock", None)
+    process = Process(at(native)).serve()
+    assert (process.log.mode, process.log.loaded, process.log.tuned, process.log.saved) == ("read-write", 8, 0, 8)
+
+
+def test_what_a_later_version_added_survives_our_saving(native: Path) -> None:
+    Process(at(native)).serve(4)
+    later = json.loads(native.read_bytes())
+    later["provenance"] = {"by": "2.0"}
+    later["plans"][0]["time_us"] = 20.5
+    native.write_text(json.dumps(later))
+    assert Process(at(native)).serve(8).log.saved == 8
+    published = json.loads(native.read_bytes())
+    assert published["provenance"] == {"by": "2.0"} and published["plans"][0]["time_us"] == 20.5

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -45,11 +46,24 @@ def test_a_missing_plan_is_tuned_once_and_then_hit() -> None:
     assert KEY in cache and OTHER not in cache and len(cache) == 1
 
 
-def test_a_hit_takes_no_lock() -> None:
+class Forbidden:
+    """A lock that nobody may take."""
+
+    def __enter__(self) -> NoReturn:
+        raise AssertionError("a hit took the lock")
+
+    acquire = __exit__ = __enter__
+
+
+def test_a_hit_takes_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = PlanCache()
     cache.insert_ready(KEY, 4)
-    with cache._lock:
-        assert cache.get(KEY, never) == 4
+    monkeypatch.setattr(cache, "_lock", Forbidden())
+    with pytest.raises(AssertionError, match="took the lock"):
+        cache.get(OTHER, never)
+    assert cache.get(KEY, never) == 4
+    assert asyncio.run(cache.get_async(KEY, never)) == 4
+    assert KEY in cache and len(cache) == 1 and cache.snapshot() == {KEY: 4}
 
 
 def test_tactic_zero_is_a_plan_and_not_a_miss() -> None:
@@ -141,6 +155,153 @@ def test_loading_over_a_tuning_in_progress_is_an_error_and_leaves_it_alone() -> 
         return 9
 
     assert cache.get(KEY, tune) == 9
+
+
+def test_a_document_is_installed_whole_or_not_at_all() -> None:
+    cache = PlanCache()
+    third = KEY._replace(m_bucket=16)
+    cache.insert_ready(third, 1)
+
+    def tune() -> int:
+        with pytest.raises(KernelError) as caught:
+            cache.install({OTHER: 2, KEY: 3})
+        assert caught.value.code == "tuner-active"
+        assert cache.snapshot() == {third: 1}
+        return 9
+
+    assert cache.get(KEY, tune) == 9
+    assert cache.install({OTHER: 2, KEY: 3, third: 4}) == 1
+    assert cache.snapshot() == {OTHER: 2, KEY: 9, third: 1}
+
+
+def test_plans_of_one_runtime_are_seen_live_by_shape() -> None:
+    cache = PlanCache()
+    table = cache.table(KEY[3:])
+    cache.insert_ready(KEY, 4)
+    cache.insert_ready(KEY._replace(device_ordinal=1), 5)
+    assert table == {(8, 5120, 6144): 4}
+
+
+def test_coroutines_and_threads_share_one_tuning_and_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PlanCache()
+    boarding = Boarding(cache, monkeypatch)
+    release = threading.Event()
+    tuners: list[int] = []
+
+    def tune() -> int:
+        tuners.append(threading.get_ident())
+        assert release.wait(30)
+        return 7
+
+    async def ask() -> list[int]:
+        waiting = [asyncio.create_task(cache.get_async(KEY, tune)) for _ in range(8)]
+        threads = [asyncio.create_task(asyncio.to_thread(cache.get, KEY, tune)) for _ in range(2)]
+        await asyncio.to_thread(boarding.wait, 10)
+        assert await cache.get_async(OTHER, lambda: 3) == 3
+        release.set()
+        return await asyncio.gather(*waiting, *threads)
+
+    assert asyncio.run(ask()) == [7] * 10
+    assert len(tuners) == 1 and tuners[0] != threading.get_ident()
+
+
+def test_a_coroutine_waits_for_a_tuning_that_a_thread_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = PlanCache()
+    boarding = Boarding(cache, monkeypatch)
+    release = threading.Event()
+
+    def tune() -> int:
+        assert release.wait(30)
+        return 7
+
+    async def ask() -> int:
+        task = asyncio.create_task(cache.get_async(KEY, never))
+        await asyncio.to_thread(boarding.wait, 1)
+        release.set()
+        return await task
+
+    with ThreadPoolExecutor(1) as pool:
+        thread = pool.submit(cache.get, KEY, tune)
+        boarding.wait(1)
+        assert asyncio.run(ask()) == thread.result(30) == 7
+
+
+@pytest.mark.parametrize("cancelled", [0, 1])
+def test_a_cancelled_coroutine_harms_nobody_even_if_it_began_the_tuning(
+    cancelled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = PlanCache()
+    boarding = Boarding(cache, monkeypatch)
+    release = threading.Event()
+
+    def tune() -> int:
+        assert release.wait(30)
+        return 7
+
+    async def ask() -> int:
+        tasks = []
+        for _ in range(2):
+            tasks.append(asyncio.create_task(cache.get_async(KEY, tune)))
+            await asyncio.to_thread(boarding.wait, 1)
+        tasks.pop(cancelled).cancel()
+        thread = asyncio.create_task(asyncio.to_thread(cache.get, KEY, never))
+        await asyncio.to_thread(boarding.wait, 1)
+        release.set()
+        assert await thread == 7
+        return await tasks[0]
+
+    assert asyncio.run(ask()) == 7
+    assert cache.get(KEY, never) == 7
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no tactic runs"), SystemExit(3)])
+def test_a_failed_tuning_reaches_every_coroutine_and_can_be_tried_again(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = PlanCache()
+    boarding = Boarding(cache, monkeypatch)
+    release = threading.Event()
+
+    def fail() -> int:
+        assert release.wait(30)
+        raise error
+
+    async def ask() -> list[BaseException | int]:
+        tasks = [asyncio.create_task(cache.get_async(KEY, fail)) for _ in range(3)]
+        await asyncio.to_thread(boarding.wait, 3)
+        release.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    wanted = type(error) if isinstance(error, Exception) else TuningError
+    assert [type(seen) for seen in asyncio.run(ask())] == [wanted] * 3
+    assert asyncio.run(cache.get_async(KEY, lambda: 5)) == 5
+
+
+def test_a_coroutine_that_finds_no_worker_says_so_and_the_plan_can_be_tried_again() -> None:
+    cache = PlanCache()
+
+    async def ask() -> None:
+        loop = asyncio.get_running_loop()
+        pool = ThreadPoolExecutor(1)
+        pool.shutdown()
+        loop.set_default_executor(pool)
+        with pytest.raises(RuntimeError, match="shutdown"):
+            await cache.get_async(KEY, lambda: 1)
+
+    asyncio.run(ask())
+    assert cache.get(KEY, lambda: 5) == 5
+
+
+def test_coroutines_are_refused_where_threads_are() -> None:
+    cache = PlanCache()
+    with pytest.raises(CaptureMissError):
+        asyncio.run(cache.get_async(KEY, never, capturing=True))
+    with pytest.raises(TuningError) as caught:
+        asyncio.run(cache.get_async(KEY, lambda: cache.get(KEY, never)))
+    assert caught.value.code == "tuning-recursion"
+    cache.freeze()
+    with pytest.raises(FrozenMissError, match="M=7 bucket=8"):
+        asyncio.run(cache.get_async(KEY, never, m=7))
 
 
 def test_a_miss_during_capture_is_refused_before_tuning_and_a_hit_is_served() -> None:

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from kernels.buckets import hybrid_m_bucket
 from kernels.errors import PlanDocumentError, SettingsError
-from kernels.plans.document import key_for, merge, parse, serialise
+from kernels.plans.document import (
+    key_for,
+    merge,
+    merge_document,
+    parse,
+    parse_document,
+    serialise,
+    serialise_document,
+)
 from kernels.plans.key import PlanKey
 from kernels.plans.metadata import Metadata
 from kernels.tactics import CUTLASS_TACTICS
@@ -70,6 +78,38 @@ def test_unknown_fields_are_tolerated_everywhere() -> None:
         document["later"] = document["_metadata"]["later"] = document["plans"][0]["later"] = {"x": [1]}
 
     assert read(edited(add)) == PLANS
+
+
+def test_a_merge_keeps_what_a_later_version_wrote_wherever_it_stays_true() -> None:
+    first, second = PLANS
+
+    def add(document: dict[str, Any]) -> None:
+        document["later"] = {"x": [1.5, None]}
+        document["_metadata"]["later"] = "unchecked"
+        for plan in document["plans"]:
+            plan["time_us"] = 20.5
+
+    prior = parse_document(edited(add), METADATA, CUTLASS_TACTICS, "x")
+    new = key_for(METADATA, 1, 5120, 6144)
+    data = serialise_document(METADATA, CUTLASS_TACTICS, merge_document({new: 1, first: 31, second: 0}, prior))
+    written = json.loads(data)
+    assert written["later"] == {"x": [1.5, None]}
+    assert "later" not in written["_metadata"]
+    assert [(plan["tactic_id"], plan.get("time_us")) for plan in written["plans"]] == [(1, None), (31, None), (0, 20.5)]
+    assert serialise_document(METADATA, CUTLASS_TACTICS, parse_document(data, METADATA, CUTLASS_TACTICS, "x")) == data
+
+
+def test_unknown_fields_cannot_stand_in_for_known_ones() -> None:
+    prior = parse_document(DATA, METADATA, CUTLASS_TACTICS, "x")
+    forged = replace(prior, fields={"plans": [], "_metadata": {}}, plan_fields={key: {"tactic_id": 9} for key in PLANS})
+    assert serialise_document(METADATA, CUTLASS_TACTICS, forged) == DATA
+
+
+def test_plans_of_another_runtime_are_never_written_under_this_ones_name() -> None:
+    other = replace(METADATA, device_ordinal=1)
+    with pytest.raises(PlanDocumentError) as caught:
+        serialise(METADATA, CUTLASS_TACTICS, {key_for(other, 1, 5120, 6144): 0})
+    assert caught.value.code == "runtime-mismatch"
 
 
 OTHER = {
