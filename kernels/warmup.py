@@ -24,15 +24,11 @@ from kernels.plans.metadata import Metadata
 from kernels.plans.selected import SelectedPlan, selected, selected_lines
 from kernels.plans.session import Documents, Loaded
 from kernels.plans.settings import Settings
+from kernels.plans.table import ABSENT, PLACE_OF, Rows
 from kernels.tactics import TacticSet
 
 __all__ = ["PlanRuntime", "Stats", "WarmupScope"]
-
-# The buckets of the row counts that engines run, so that a hit calls no function; 8,192 is the largest usual
-# max_num_batched_tokens. A dict and not a list, to which -1 would be the last entry.
-_BUCKETS = {m: hybrid_m_bucket(m) for m in range(8_193)}
-
-_NOTHING: Mapping[tuple[int, int, int], int] = {}
+_NOTHING: Rows = {}
 
 
 def _require_one_rank(world_size: int) -> None:
@@ -105,9 +101,10 @@ class PlanRuntime:
         self._device = metadata.device_ordinal
         self._identity = key_for(metadata, 1, 1, 16)[3:]
         self._bypass = None if settings.plan_cache else tactics.bypass_id
-        self._ready = self.cache.table(self._identity)
+        table = self.cache.table(self._identity)
+        self._plans, self._rows = table.plans, table.rows
         # What `tactic` may answer from without a further look: nothing while a warm-up watches or plans are bypassed.
-        self._hot = self._ready if self._bypass is None else _NOTHING
+        self._hot = self._rows if self._bypass is None else _NOTHING
         self._scope: WarmupScope | None = None
         self._served = False
         if settings.read_only:
@@ -122,8 +119,11 @@ class PlanRuntime:
         A hit takes no lock.
         """
         try:
-            return self._hot[_BUCKETS[m], n, k]
-        except KeyError:
+            if m >= 0:  # -1 would be the last place
+                tactic = self._hot[n][k][PLACE_OF[m]]
+                if tactic != ABSENT:
+                    return tactic
+        except LookupError:
             pass
         at_once, key = self._watched(m, n, k)
         if at_once is not None:
@@ -142,12 +142,14 @@ class PlanRuntime:
 
         Only looks: never tunes, counts, locks or raises for a miss. KernelError `m-out-of-range` outside 0..2^31.
         """
-        if device != self._device:
-            return None
         try:
-            return self._ready[_BUCKETS[m], n, k]
-        except KeyError:
-            return self._ready.get((hybrid_m_bucket(m), n, k))
+            if device == self._device and m >= 0:
+                tactic = self._rows[n][k][PLACE_OF[m]]
+                if tactic != ABSENT:
+                    return tactic
+        except LookupError:
+            pass
+        return self._plans.get((hybrid_m_bucket(m), n, k)) if device == self._device else None
 
     def _watched(self, m: int, n: int, k: int) -> tuple[int | None, PlanKey]:
         """Tell an open warm-up of the GEMM; the bypass's tactic, if there is a bypass, and the key."""
@@ -277,7 +279,7 @@ class PlanRuntime:
     def _close(self) -> None:
         with self._lock:
             self._scope = None
-            self._hot = self._ready if self._bypass is None else _NOTHING
+            self._hot = self._rows if self._bypass is None else _NOTHING
 
 
 class WarmupScope:

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from kernels.errors import CaptureMissError, FrozenMissError, KernelError, TuningError
 from kernels.plans.key import PlanKey
+from kernels.plans.table import PlanTable
 
 __all__ = ["PlanCache", "frozen_miss"]
 
-Shape = tuple[int, int, int]
 Runtime = tuple[int, int, int, int]
 
 
@@ -34,9 +34,9 @@ class PlanCache:
     """Ready plans and tunings in flight. Safe for any number of threads and event loops."""
 
     def __init__(self) -> None:
-        # Plans by runtime (the last four fields of PlanKey), then by shape (the first three). Read without the lock:
-        # plans are only ever added, and a dict read is atomic in CPython.
-        self._tables: dict[Runtime, dict[Shape, int]] = {}
+        # By runtime, the last four fields of PlanKey. Read without the lock: tables and plans are only ever added, and
+        # a dict read is atomic in CPython.
+        self._tables: dict[Runtime, PlanTable] = {}
         self._flights: dict[PlanKey, _Flight] = {}
         self._lock = threading.Lock()
         self._frozen = False
@@ -88,28 +88,28 @@ class PlanCache:
         with self._lock:
             for key in self._flights.keys() & plans.keys():
                 raise KernelError("tuner-active", f"plan {_shape(key)} is being tuned; load documents before tuning")
-            before = len(self)
-            for key, tactic in plans.items():
-                self._tables.setdefault(key[3:], {}).setdefault(key[:3], tactic)
-            return len(self) - before
+            missing = [(key, tactic) for key, tactic in plans.items() if self._find(key) is None]
+            for key, tactic in missing:
+                self._add(key, tactic)
+            return len(missing)
 
-    def table(self, runtime: Runtime) -> Mapping[Shape, int]:
-        """The ready plans of one runtime by (M bucket, N, K), live: for a hot path that knows its own runtime."""
+    def table(self, runtime: Runtime) -> PlanTable:
+        """The ready plans of one runtime, live and to be read only: for a hot path that knows its own runtime."""
         with self._lock:
-            return self._tables.setdefault(runtime, {})
+            return self._tables.setdefault(runtime, PlanTable())
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, PlanKey) and self._find(key) is not None
 
     def __len__(self) -> int:
-        return sum(map(len, self._tables.copy().values()))
+        return sum(len(table.plans) for table in self._tables.copy().values())
 
     def snapshot(self) -> dict[PlanKey, int]:
         """The ready plans, sorted by key; tunings in flight are not in it."""
         ready = [
             (PlanKey(*shape, *runtime), tactic)
             for runtime, table in self._tables.copy().items()
-            for shape, tactic in table.copy().items()
+            for shape, tactic in table.plans.copy().items()
         ]
         return dict(sorted(ready))
 
@@ -123,7 +123,13 @@ class PlanCache:
 
     def _find(self, key: PlanKey) -> int | None:
         table = self._tables.get(key[3:])
-        return None if table is None else table.get(key[:3])
+        return None if table is None else table.plans.get(key[:3])
+
+    def _add(self, key: PlanKey, tactic: int) -> None:
+        runtime = key[3:]
+        if runtime not in self._tables:
+            self._tables[runtime] = PlanTable()
+        self._tables[runtime].add(key[:3], tactic)
 
     def _ready_or_refused(self, key: PlanKey, capturing: bool, m: int | None) -> int | None:
         """The ready plan; None for one that may be tuned now."""
@@ -161,7 +167,7 @@ class PlanCache:
             tactic = tune()
         # Published before the flight ends, so that no caller between the two tunes again.
         with self._lock:
-            self._tables.setdefault(key[3:], {})[key[:3]] = tactic
+            self._add(key, tactic)
             del self._flights[key]
         flight.result.set_result(tactic)
         return tactic

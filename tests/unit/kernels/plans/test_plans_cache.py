@@ -11,6 +11,7 @@ import pytest
 from kernels.errors import CaptureMissError, FrozenMissError, KernelError, TuningError
 from kernels.plans.cache import PlanCache
 from kernels.plans.key import PlanKey
+from kernels.plans.table import ABSENT, PLACE_OF
 
 KEY = PlanKey(8, 5120, 6144, 0, 121, 0, 2)
 OTHER = KEY._replace(m_bucket=4)
@@ -179,7 +180,17 @@ def test_plans_of_one_runtime_are_seen_live_by_shape() -> None:
     table = cache.table(KEY[3:])
     cache.insert_ready(KEY, 4)
     cache.insert_ready(KEY._replace(device_ordinal=1), 5)
-    assert table == {(8, 5120, 6144): 4}
+    assert table.plans == {(8, 5120, 6144): 4}
+    assert table.rows[5120][6144][PLACE_OF[7]] == 4
+    assert table.rows[5120][6144][PLACE_OF[9]] == ABSENT
+
+
+@pytest.mark.parametrize(("key", "tactic"), [(KEY, ABSENT), (KEY, 2**40), (KEY._replace(m_bucket=7), 1)])
+def test_a_plan_that_fits_no_row_is_found_by_its_key(key: PlanKey, tactic: int) -> None:
+    cache = PlanCache()
+    cache.insert_ready(key, tactic)
+    assert cache.get(key, never) == tactic
+    assert cache.table(KEY[3:]).rows == {}
 
 
 def test_coroutines_and_threads_share_one_tuning_and_the_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
