@@ -1,6 +1,7 @@
 """The command line. Every error leaves as a sentence and an exit code: 64 for bad usage, 70 for our own bug.
 
-0 PASS, 1 FAIL, 2 VOID, 3 TAMPERED: 1 always means a complete, valid measurement that failed.
+0 PASS, 1 FAIL, 2 VOID, 3 TAMPERED: 1 always means a complete, valid measurement that failed. `plans diff` and `plans
+audit` measure nothing; theirs is 1 where two maps differ or an entry goes wrong.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from harness.errors import EXIT_BUG, EXIT_PASS, EXIT_USAGE, EXITS, HarnessError, UsageError
+from harness.plans.arguments import add_verbs
 
 __all__ = ["main"]
 
@@ -22,8 +24,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError("usage", f"{message}; see `python -m harness {self._command()}--help`")
 
     def _command(self) -> str:
-        words = self.prog.split()
-        return f"{words[-1]} " if words[-1] != "harness" else ""
+        return "".join(f"{word} " for word in self.prog.split()[1:])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -38,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("key", nargs="?", default="")
     prepare = commands.add_parser("prepare", help="install what an engine needs: `prepare engine=llama_cpp`")
     prepare.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    add_verbs(commands.add_parser("plans", help="plan documents: show, import, export, diff, merge, freeze, audit"))
     return parser
 
 
@@ -93,12 +95,18 @@ def _prepare(options: argparse.Namespace) -> int:
     return EXIT_PASS
 
 
+def _plans(options: argparse.Namespace) -> int:
+    from harness.plans.verbs import run
+
+    return run(options)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
         options = _parser().parse_args(argv)
-        command = {"run": _run, "verify": _verify, "explain": _explain, "prepare": _prepare}[options.command]
-        return command(options)
+        commands = {"run": _run, "verify": _verify, "explain": _explain, "prepare": _prepare, "plans": _plans}
+        return commands[options.command](options)
     except HarnessError as error:
         print(f"{error.code}: {error.message}", file=sys.stderr)
         return error.exit_code
