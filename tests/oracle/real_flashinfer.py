@@ -42,7 +42,8 @@ class Upstream:
 
     def fresh(self, metadata: Mapping[str, str]) -> Any:
         """A new tuner, as a new process would have it, on a machine that `metadata` describes."""
-        self.core._collect_metadata = lambda: dict(metadata)
+        for module in (self.core, self.package):
+            vars(module)["_collect_metadata"] = lambda: dict(metadata)
         self.core.AutoTuner._instance = None
         return self.core.AutoTuner.get()
 

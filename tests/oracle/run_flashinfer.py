@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import importlib
 import json
 import sys
 import tempfile
@@ -32,27 +33,27 @@ class Answers:
         self._folder = folder
         self._runner = upstream.runner()
         self._other = upstream.other_runner()
+        self._collect = upstream.core._collect_metadata
         self._sizes: dict[tuple[int, ...], Any] = {}
 
     def probe(self, document: str, metadata: dict[str, str], shapes: Sequence[Shape]) -> dict[str, Any]:
         """What load_configs does with a document, and what look-ups find afterwards.
 
-        `found` has [M, N, K, tactic] for each hit with the CUTLASS runner alone, `wrong` the same for each hit with
-        another runner listed first that does not select the CUTLASS runner; tactics as Python writes them.
+        `alone` has [M, N, K, index of the runner, tactic] for each hit with the CUTLASS runner alone, `behind` the same
+        with another runner listed first; tactics as Python writes them.
         """
         path = self._write(document)
         tuner = self._upstream.fresh(metadata)
         loaded = outcome(lambda: tuner.load_configs(str(path)))
         installed = len(tuner._file_configs)
-        alone = [self.search(tuner, shape, [self._runner]) for shape in shapes]
-        behind = [self.search(tuner, shape, [self._other, self._runner]) for shape in shapes]
+        found = {}
+        for name, runners in (("alone", [self._runner]), ("behind", [self._other, self._runner])):
+            answers = [(shape, self.search(tuner, shape, runners)) for shape in shapes]
+            found[name] = [[*shape, at, tactic] for shape, (hit, at, tactic) in answers if hit]
         return {
             "loaded": loaded,
             "installed": installed,
-            "found": [[*shape, tactic] for shape, (hit, _, tactic) in zip(shapes, alone, strict=True) if hit],
-            "wrong": [
-                [*shape, tactic] for shape, (hit, at, tactic) in zip(shapes, behind, strict=True) if hit and not at
-            ],
+            **found,
             **self._enter(path, metadata, shapes[0]),
         }
 
@@ -92,6 +93,30 @@ class Answers:
             path.write_bytes(decode(onto))
         tuner.save_configs(str(path))
         return {"loaded": loaded, "document": read(path)}
+
+    def metadata(self) -> dict[str, str]:
+        """What the tuner's own look at this machine says, before any of it is replaced."""
+        found: dict[str, str] = self._collect()
+        return found
+
+    def manage(
+        self,
+        metadata: dict[str, str],
+        winners: Sequence[Sequence[int]],
+        columns: Sequence[Shape],
+        max_m: int,
+        root: str,
+    ) -> dict[str, Any]:
+        """The same as `tune` into 0.7's managed store at `root`, twice: the second time finds what the first wrote."""
+        cache = importlib.import_module("flashinfer.autotune_cache")
+        timed = []
+        for _ in range(2):
+            tuner = self._upstream.fresh(metadata)
+            with self.clock(winners) as calls, cache.autotune_v2(mode="tune", cache_root=root):
+                for column in columns:
+                    self.choose(tuner, max_m, *column)
+            timed.append(len(calls))
+        return {"timed": timed}
 
     def trace(self, shape: Shape, tactic: int) -> list[str]:
         """The GPU calls of one measurement, in order."""

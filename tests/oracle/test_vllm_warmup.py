@@ -105,7 +105,10 @@ def test_where_tuning_is_off_or_the_gpu_is_older_nothing_is_tuned_or_written(
     assert answer["document"] is None
 
 
-def test_an_override_names_the_root_directly(sources: Sources, tmp_path: Path) -> None:
+def test_an_override_names_the_root_and_our_reader_finds_the_document_there(sources: Sources, tmp_path: Path) -> None:
     answer = warm_up(sources, override=str(tmp_path))
     assert Path(answer["path"]).parent.parent == tmp_path
-    assert Path(answer["path"]).read_bytes() == SAVED
+    read = flashinfer.read_upstream(Path(answer["path"]).parent)
+    assert read.layout == "vllm-0.25"
+    assert dict(flashinfer.match(read, flashinfer.GB10_ORACLE, "directory")) == oracle.plans()
+    assert flashinfer.read_upstream(Path(answer["path"])).plans == read.plans
