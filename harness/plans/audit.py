@@ -45,9 +45,9 @@ def _document(options: argparse.Namespace, data: bytes, found: Audit) -> dict[st
     return {
         "agreed": found.agreed,
         "counts": found.counts(),
-        "duplicates": [key for key in prediction.duplicates],
+        "duplicates": list(prediction.duplicates),
         "entries": [_entry(row) for row in found.rows],
-        "environment": {name: value for name, value in found.environment.items()},
+        "environment": dict(found.environment),
         "file": str(options.file),
         "file_sha256": canonical.sha256_bytes(data),
         "installed": len(prediction.installed),
@@ -69,7 +69,7 @@ def _entry(row: Row) -> dict[str, Any]:
         "fp4": row.entry.fp4,
         "key": row.entry.key,
         "ours": row.ours,
-        "reason": None if row.reason is None else row.reason,
+        "reason": row.reason,
         "shape": None if shape is None else dict(zip(("m", "n", "k"), shape, strict=True)),
         "value": _value(row),
     }

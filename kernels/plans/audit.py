@@ -120,9 +120,16 @@ def audit(
 ) -> Audit:
     """Both sides of the file `data` on a machine whose FlashInfer `version` has the metadata `environment`.
 
-    KernelError `unknown-version`. This project reads files of any version: for its side, `flashinfer_version` is the
-    one that the file names.
+    KernelError `unknown-version`, or `too-deep` for values nested so deeply that neither side can be told. This project
+    reads files of any version: for its side, `flashinfer_version` is the one that the file names.
     """
+    try:
+        return _audit(data, version, environment, name, runners)
+    except RecursionError as error:
+        raise PlanDocumentError("too-deep", f"{name} nests too deeply to be audited; it is no plan document") from error
+
+
+def _audit(data: bytes, version: str, environment: Mapping[str, str], name: str, runners: Sequence[str]) -> Audit:
     prediction = predict(data, version, environment, runners)
     saved = stated_metadata(data)
     refusal = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kernels.errors import KernelError
+from kernels.errors import KernelError, PlanDocumentError
 from kernels.plans import oracle
 from kernels.plans.audit import (
     METADATA_FIELDS,
@@ -400,3 +400,16 @@ def test_another_operations_bad_value_stops_the_loading_of_ours() -> None:
     found = both(edited(lambda document: document.update({"('a_first', 'R', (), ())": None})))
     assert (found.agreed, found.prediction.error) == (False, "TypeError")
     assert "a_first" in found.summary()
+
+
+@pytest.mark.parametrize("depth", [40, 400, 900, 990])
+def test_a_deeply_nested_value_is_audited_or_refused_cleanly(depth: int) -> None:
+    data = with_value([RUNNER, "here"]).replace(b'"here"', b"[" * depth + b"]" * depth)
+    try:
+        found = both(data)
+    except PlanDocumentError as error:
+        assert error.code == "too-deep"
+    else:
+        assert found.refusal is not None
+        assert found.refusal[0] == "too-deep"
+        assert not found.agreed
