@@ -99,29 +99,21 @@ class Documents:
         if self.mode != "read-write" or path is None:
             return 0
         current = cache.snapshot()
+        saved = 0
 
         def merged(prior: bytes | None) -> bytes:
+            nonlocal saved
             whole = document.merge_document(current, self._parse_native(path, prior))
+            saved = len(whole.plans)
             return document.serialise_document(self._metadata, self._tactics, whole)
 
         try:
-            return len(self._parse_native(path, store.update(path, merged)).plans)
+            store.update(path, merged)
         except PlanDocumentError as error:
             self.mode = "read-write-save-failed"
             self._log(log.unpublished_line(path, error.message))
             return 0
-
-    def _read_flashinfer(self) -> dict[PlanKey, int]:
-        path = self.flashinfer_path
-        if path is None or self._environment is None:
-            return {}
-        data = store.read(Path(path))
-        if data is None:
-            raise PlanDocumentError(
-                "absent", f"VT_FP4_FLASHINFER_CACHE_PATH={path!r} does not exist; correct or unset it"
-            )
-        plans = flashinfer.parse(data, self._environment, path, self._tactics).plans
-        return {document.key_for(self._metadata, *shape): tactic for shape, tactic in plans.items()}
+        return saved
 
     def _parse_native(self, path: Path, data: bytes | None) -> document.Document:
         if data is None:

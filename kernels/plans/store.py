@@ -74,7 +74,10 @@ def update(path: Path, change: Callable[[bytes | None], bytes], *, system: Syste
         with side_lock(path, system):
             sweep(path, system)
             for _ in range(_ROUNDS):
-                data = _bounded(change(read(path, system=system)), path)
+                now = read(path, system=system)
+                if now != before:
+                    before, data = now, change(now)
+                _bounded(data, path)
                 patiently(lambda new=data: _replace(path, new, system), system)  # type: ignore[misc]
                 for directory in (path.parent, *made):
                     _sync_directory(directory, system)
@@ -111,10 +114,9 @@ def _require_file(path: Path, mode: int) -> None:
         raise PlanDocumentError("not-a-file", f"{path} is {kind}; a plan document must be a regular file")
 
 
-def _bounded(data: bytes, path: Path) -> bytes:
+def _bounded(data: bytes, path: Path) -> None:
     if len(data) > MAX_BYTES:
         raise PlanDocumentError("too-large", f"{path} would get {len(data)} bytes, {MAX_BYTES} can be read back")
-    return data
 
 
 def _make_parents(folder: Path, system: System) -> list[Path]:
