@@ -115,6 +115,18 @@ class Documents:
             return 0
         return saved
 
+    def _read_flashinfer(self) -> dict[PlanKey, int]:
+        path = self.flashinfer_path
+        if path is None or self._environment is None:
+            return {}
+        data = store.read(Path(path))
+        if data is None:
+            raise PlanDocumentError(
+                "absent", f"VT_FP4_FLASHINFER_CACHE_PATH={path!r} does not exist; correct or unset it"
+            )
+        plans = flashinfer.parse(data, self._environment, path, self._tactics).plans
+        return {document.key_for(self._metadata, *shape): tactic for shape, tactic in plans.items()}
+
     def _parse_native(self, path: Path, data: bytes | None) -> document.Document:
         if data is None:
             return document.Document({})
