@@ -117,6 +117,8 @@ def test_the_audit_names_a_fate_for_each_entry_that_the_look_ups_confirm(observe
     for name, expected in predictions(observed, (RUNNER,)).items():
         found = observed.theirs[name].found
         for entry in expected.entries:
+            if entry.fate == "crash-at-load":
+                continue  # 0.7 has the entry in before its policy stops the loading, 0.6.13 has not
             # An entry of a shape that two entries claim, or of another alpha, is not what these look-ups ask for.
             if entry.shape in oracle.plans() and "alpha" not in name and "duplicate" not in name:
                 assert (entry.fate in FOUND) == (entry.shape in found), (name, entry)
