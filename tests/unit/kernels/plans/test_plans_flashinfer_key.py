@@ -3,12 +3,22 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.errors import PlanDocumentError
 from kernels.plans import flashinfer_key, oracle
-from kernels.plans.flashinfer_key import OPERATION, RUNNER, PlanName, claims_fp4, key_text, read_common, read_key
+from kernels.plans.document import check_shape
+from kernels.plans.flashinfer_key import (
+    OPERATION,
+    RUNNER,
+    CommonKeys,
+    PlanName,
+    claims_fp4,
+    key_text,
+    read_common,
+    read_key,
+)
 from kernels.plans.literal import LiteralError, read_tuple
 
 SMALL = st.sampled_from([-1, 0, 1, 2, 3, 4, 8, 16, 24, 32, 128, 130, 256, 384])
@@ -108,6 +118,38 @@ def assert_ways_agree(key: str) -> None:
         assert short is None
     else:
         assert short == long
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> str:
+    key = key_text(*draw(st.sampled_from(sorted(oracle.plans())[:12])))
+    if draw(st.booleans()):
+        return key
+    at = draw(st.integers(0, len(key)))
+    put = draw(st.text(alphabet=" 0123456789(),'-", max_size=2))
+    return key[:at] + put + key[at + draw(st.integers(0, 2)) :]
+
+
+@settings(max_examples=300)
+@given(st.lists(damaged(), max_size=12))
+def test_what_a_document_remembers_of_its_keys_never_changes_what_a_key_means(keys: list[str]) -> None:
+    common = CommonKeys()
+    for key in keys:
+        found = common.read(key)
+        if found is not None:
+            assert found == read_key(key, "x")
+            check_shape(*found.shape, "x")
+        elif key in {key_text(*shape) for shape in oracle.plans()}:
+            pytest.fail("a right key was not read")
+
+
+@pytest.mark.parametrize("rows", ["016", "+16", "1_6", "16 ", " 16", "١٦", "-16", "3", "", "16,"])
+def test_rows_are_remembered_by_their_exact_text(rows: str) -> None:
+    common = CommonKeys()
+    key = key_text(16, 5120, 6144)
+    assert common.read(key) is not None and common.read(key_text(32, 5120, 6144)) is not None
+    found = common.read(key.replace("((16,", f"(({rows},"))
+    assert found is None or (found.shape == (16, 5120, 6144) and rows.strip() == "16")
 
 
 @pytest.mark.parametrize(
