@@ -75,7 +75,7 @@ def merge(options: argparse.Namespace) -> int:
     found = load(options.out)
     difference = compare(a.plans, b.plans)
     counts = {
-        "plans": len(found.plans),
+        "plan_count": len(found.plans),
         "a_kept": len(difference.changed),
         "only_a": len(difference.only_a),
         "only_b": len(difference.only_b),
@@ -95,7 +95,7 @@ def _side(found: PlanFile) -> dict[str, Any]:
         "file": str(found.path),
         "format": found.format,
         "map_sha256": found.map_sha256,
-        "plans": len(found.plans),
+        "plan_count": len(found.plans),
     }
 
 

@@ -34,7 +34,7 @@ def freeze(options: argparse.Namespace) -> int:
         "format": found.format,
         "map_sha256": found.map_sha256,
         "metadata": None if found.metadata is None else dict(found.metadata),
-        "plans": len(found.plans),
+        "plan_count": len(found.plans),
         "source_name": options.file.name,
         "source_sha256": canonical.sha256_bytes(found.data),
         "source_size": len(found.data),

@@ -98,6 +98,7 @@ class PlanFile:
             "map_sha256": self.map_sha256,
             "metadata": None if self.metadata is None else dict(self.metadata),
             "notes": list(self.notes),
+            "plan_count": len(self.plans),
             "plans": rows(self.plans),
         }
 

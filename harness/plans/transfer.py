@@ -41,6 +41,7 @@ def import_(options: argparse.Namespace) -> int:
         "map_sha256": found.map_sha256,
         "metadata": None if metadata is None else metadata.to_json(),
         "out": None if options.out is None else str(options.out),
+        "plan_count": len(plans),
         "plans": rows(plans),
         "target": options.target,
     }
@@ -78,7 +79,7 @@ def export(options: argparse.Namespace) -> int:
         "map_sha256": _digest(found.plans),
         "metadata": environment.stated(),
         "out": str(options.out),
-        "plans": len(found.plans),
+        "plan_count": len(found.plans),
         "version": version,
         "without_policy": untimed,
     }

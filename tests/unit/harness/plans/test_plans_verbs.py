@@ -350,8 +350,8 @@ def test_merge_keeps_a_where_both_have_a_plan(plans: Callable[..., Result], gb10
 
     other, out = changed(gb10, change), gb10.with_name("out.json")
     found = plans("merge", other, gb10, "--out", out, "--json")
-    counts = {name: found.json[name] for name in ("plans", "a_kept", "only_a", "only_b", "same")}
-    assert counts == {"plans": 65, "a_kept": 1, "only_a": 1, "only_b": 1, "same": 62}
+    counts = {name: found.json[name] for name in ("plan_count", "a_kept", "only_a", "only_b", "same")}
+    assert counts == {"plan_count": 65, "a_kept": 1, "only_a": 1, "only_b": 1, "same": 62}
     merged = {(row["m"], row["n"], row["k"]): row["tactic"] for row in plans("show", out, "--json").json["plans"]}
     assert merged == {**oracle.plans(), (1, 5120, 6144): 6, (4096, 5120, 6144): 9}
 
@@ -407,7 +407,7 @@ def test_freeze_leaves_the_same_bytes_read_only_with_their_provenance(plans: Cal
     assert [stat.S_IMODE(path.stat().st_mode) for path in (out, beside)] == [0o444, 0o444]
     found = json.loads(beside.read_bytes())
     assert (found["source_name"], found["source_sha256"], found["source_size"]) == ("gb10.json", SOURCE_SHA256, 11948)
-    assert (found["map_sha256"], found["plans"], found["document"]) == (MAP_SHA256, 64, "frozen.json")
+    assert (found["map_sha256"], found["plan_count"], found["document"]) == (MAP_SHA256, 64, "frozen.json")
     assert found["tool"].startswith("nvfp4-gates ")
     assert found["date"].endswith("+00:00")
     assert str(gb10.parent) not in beside.read_text()
