@@ -18,7 +18,7 @@ from kernels.json_strict import loads_object
 from kernels.plans.document import check_shape
 from kernels.plans.flashinfer_key import RUNNER, CommonKeys, Shape, claims_fp4, read_key
 from kernels.plans.upstream import ANY, FORMAT_06, FORMAT_0618, FORMAT_07, Policy, SourceFile, UpstreamDocument
-from kernels.plans.upstream_tactics import FIRST_OF_07, KNOWN_VERSIONS, UPSTREAM, release
+from kernels.plans.upstream_tactics import FALLBACK, FALLBACK_ID, FIRST_OF_07, KNOWN_VERSIONS, UPSTREAM, release
 
 __all__ = ["GENERATION", "MAX_BYTES", "MAX_ENTRIES", "METADATA", "PlanEntries", "generation", "parse_upstream"]
 
@@ -40,6 +40,7 @@ class PlanEntries:
     padded: int = 0
     alpha_1d: int = 0
     longest: int = 2
+    fallbacks: int = 0
     _common: CommonKeys = field(default_factory=CommonKeys, repr=False)
 
     def add_common(self, key: str, value: Any) -> bool:
@@ -100,6 +101,14 @@ class PlanEntries:
             raise PlanDocumentError("unknown-tactic", f"{text}{' (-1 is the fallback, no plan)' if tactic < 0 else ''}")
         return tactic
 
+    def managed_tactic(self, runner: Any, tactic: Any, where: str) -> int:
+        """The same for a managed store, in which the fallback is timed like any other and may be the winner: it is the
+        configuration of an id, and that id is what is planned."""
+        if type(tactic) is int and tactic == FALLBACK and self._tactics_known():
+            self.fallbacks += 1
+            tactic = FALLBACK_ID
+        return self.tactic(runner, tactic, where)
+
     def notes(self, metadata: Mapping[str, Any] | None) -> list[str]:
         """What a person should know of the entries and of what they are bound to."""
         saved = metadata or {}
@@ -108,6 +117,10 @@ class PlanEntries:
             (metadata is None, "no _metadata: FlashInfer itself would use this anywhere; it cannot be imported"),
             (bool(anything), f"made to match anything in: {', '.join(anything)}"),
             (not self._tactics_known(), f"FlashInfer {shown(self.version)} may number tactics differently"),
+            (
+                self.fallbacks > 0,
+                f"{self.fallbacks} plans chose the fallback {FALLBACK}, which is tactic {FALLBACK_ID}",
+            ),
             (self.padded > 0, f"{self.padded} plans have scales padded to 4 and 128 in their keys"),
             (self.alpha_1d > 0, f"{self.alpha_1d} plans were tuned with a one-element alpha"),
         ]

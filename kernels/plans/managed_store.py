@@ -138,7 +138,7 @@ def _add(entries: PlanEntries, entry: dict[str, Any], path: Path) -> None:
         return
     where = f"{path} entry {shown(key)}"
     shape = entries.add_key(key, where)
-    entries.plans[shape] = entries.tactic(entry.get("runner"), entry.get("tactic"), where)
+    entries.plans[shape] = entries.managed_tactic(entry.get("runner"), entry.get("tactic"), where)
     if entry.get("profiling_policy") is not None:
         entries.policies[shape] = policy(entry["profiling_policy"], where)
     if "key_fields" in entry:

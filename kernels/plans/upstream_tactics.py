@@ -10,7 +10,7 @@ from kernels.errors import PlanDocumentError
 from kernels.plans.flashinfer_key import RUNNER, Shape
 from kernels.tactics import Tactic, TacticSet, fnv1a64
 
-__all__ = ["FIRST_OF_07", "KNOWN_VERSIONS", "UPSTREAM", "check_descriptors", "release"]
+__all__ = ["FALLBACK", "FALLBACK_ID", "FIRST_OF_07", "KNOWN_VERSIONS", "UPSTREAM", "check_descriptors", "release"]
 
 # The versions whose wheels were compared: fp4_gemm_cutlass_template_sm120.h (its getConfigs() is the list) and
 # fp4_gemm_cutlass_sm120.cu (which turns an id into a configuration) are the same bytes in all four.
@@ -32,6 +32,8 @@ def _descriptors() -> dict[int, str]:
 
 
 UPSTREAM: Mapping[int, str] = _descriptors()
+# fp4_gemm_cutlass_sm120.cu runs CtaShape128x128x128B, not swapped, without stream-K for every id below 0.
+FALLBACK, FALLBACK_ID = -1, 21
 _DIGEST = fnv1a64("".join(UPSTREAM.values()).encode())
 
 

@@ -24,6 +24,7 @@ from kernels.plans.flashinfer import (
 )
 from kernels.plans.flashinfer_key import RUNNER, Shape, key_text, profile
 from kernels.plans.upstream import FORMAT_06, FORMAT_07, FORMAT_MANAGED
+from kernels.tactics import CUTLASS_TACTICS
 
 HERE = replace(GB10_ORACLE, flashinfer_version="0.7.4", cutlass_dsl_version="4.6.1")
 SHAPE: Shape = (16, 4096, 2560)
@@ -95,13 +96,25 @@ def test_an_entry_without_structure_or_policy_is_still_a_plan(tmp_path: Path) ->
     assert (read_upstream(home).plans, read_upstream(home).policies) == ({SHAPE: 5}, {})
 
 
+def test_the_fallback_that_won_in_a_store_is_the_id_of_the_same_configuration(tmp_path: Path) -> None:
+    document = read_upstream(store(tmp_path, {SHAPE: -1}))
+    assert document.plans == {SHAPE: 21}
+    assert CUTLASS_TACTICS.by_id(21).descriptor == "21:128:128:256:0:0:128x128x256/ordinary/dp;"
+    assert document.notes == ("1 plans chose the fallback -1, which is tactic 21",)
+
+
+def test_the_fallback_of_an_unknown_version_is_no_plan(tmp_path: Path) -> None:
+    assert refusal(store(tmp_path, {SHAPE: -1}, flashinfer_version="0.8.0")).code == "unknown-tactic"
+
+
 STRUCTURE_OF_ANOTHER = structural(("fp4_gemm", RUNNER, profile(32, 4096, 2560), ()))
 ENTRIES: list[tuple[dict[str, Any], str]] = [
     ({"tactic": "5"}, "bad-value"),
     ({"tactic": [5]}, "bad-value"),
     ({"tactic": True}, "bad-value"),
     ({"tactic": 32}, "unknown-tactic"),
-    ({"tactic": -1}, "unknown-tactic"),
+    ({"tactic": -2}, "unknown-tactic"),
+    ({"tactic": -1.0}, "bad-value"),
     ({"runner": "CudnnFp4GemmRunner"}, "unknown-runner"),
     ({"runner": None}, "bad-value"),
     ({"profiling_policy": "cold"}, "bad-value"),
