@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kernels.errors import PlanDocumentError
 from kernels.plans import flashinfer_file, oracle
@@ -235,3 +237,40 @@ def test_documents_of_other_kinds_are_called_by_their_name() -> None:
     for document, word in (native, "native"), (entry, "managed store"), (manifest, "managed store"):
         error = refusal(json.dumps(document).encode())
         assert error.code == "not-flashinfer" and word in error.message
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.sampled_from([RUNNER]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+VALUE = JSON | st.tuples(st.just(RUNNER), JSON, JSON, JSON).map(list) | st.tuples(st.just(RUNNER), JSON).map(list)
+METADATA = st.dictionaries(st.sampled_from(list(HERE_07.stated())), JSON | st.just("*") | st.just("0.7.4"))
+NAMES = st.sampled_from(
+    [KEY, OTHER, "_records", "_generation", "key", "plans", "cache_schema", "('fp4_gemm'", "\ud800"]
+)
+
+
+@settings(max_examples=500)
+@given(JSON | METADATA, st.dictionaries(NAMES | st.text(max_size=5), VALUE, max_size=6))
+def test_any_json_object_is_read_or_refused_cleanly(metadata: object, entries: dict[str, Any]) -> None:
+    data = json.dumps({"_metadata": metadata, **entries}).encode()
+    try:
+        document = read(data)
+        assert set(document.plans) <= {(16, 4096, 2560), (32, 4096, 2560)}
+        match(document, HERE_07, "x")
+    except PlanDocumentError as error:
+        assert error.message.isprintable()
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused_cleanly(data: bytes) -> None:
+    try:
+        read(data)
+    except PlanDocumentError as error:
+        assert error.code

@@ -6,12 +6,15 @@ import hashlib
 import json
 import os
 import socket
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kernels.errors import PlanDocumentError
 from kernels.plans import directories, oracle
@@ -342,3 +345,30 @@ def test_links_are_followed_and_sources_stay_untouched(tmp_path: Path) -> None:
     document: UpstreamDocument = read_upstream(link)
     assert document.plans == {SHAPE: 5}
     assert before == {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in home.rglob("*")}
+
+
+PARTS = st.sampled_from(["key", "runner", "tactic", "profiling_policy", "key_fields", "x"])
+PART = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 40)
+    | st.text(max_size=5)
+    | st.sampled_from([RUNNER, KEY, KEY.replace("16", "32", 1)])
+    | st.lists(st.none() | st.text(max_size=3) | st.integers(), max_size=4)
+    | st.dictionaries(st.sampled_from(["__tuple__", "__dtype__"]), st.lists(st.integers(), max_size=2), max_size=2)
+)
+
+
+@settings(max_examples=200)
+@given(st.dictionaries(PARTS, PART), st.booleans())
+def test_any_entry_of_a_store_is_a_plan_a_foreign_operation_or_refused(changes: dict[str, Any], named: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        home = store(Path(folder), {})
+        value = {**entry(SHAPE, 5), **changes}
+        put(home, value, None if named and isinstance(value["key"], str) else f"{digest(KEY)[:24]}.json")
+        try:
+            document = read_upstream(home)
+        except PlanDocumentError as error:
+            assert error.message.isprintable()
+        else:
+            assert len(document.plans) + document.foreign == 1
