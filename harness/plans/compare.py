@@ -14,7 +14,7 @@ from harness.plans.output import refuse_existing, refuse_source, write
 from harness.plans.rendering import aligned, emit
 from kernels.errors import shown
 from kernels.plans import document as native
-from kernels.plans.flashinfer_file import GENERATION, METADATA, generation
+from kernels.plans.flashinfer_file import GENERATION, METADATA, generation, parse_upstream
 from kernels.plans.flashinfer_key import RUNNER, claims_fp4, read_key
 
 __all__ = ["Difference", "compare", "diff", "merge"]
@@ -71,6 +71,7 @@ def merge(options: argparse.Namespace) -> int:
         data = _merged_native(a.native, b.native)
     else:
         data = _merged_upstream(a.data or b"", b.data or b"")
+        parse_upstream(data, f"{a.path} with {b.path}")  # nothing is written that could not be read
     write(options.out, data, force=options.force)
     found = load(options.out)
     difference = compare(a.plans, b.plans)

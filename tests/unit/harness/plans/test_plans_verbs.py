@@ -372,6 +372,23 @@ def test_merge_carries_other_operations_and_two_spellings_of_a_key_are_one_plan(
     assert json.loads(out.read_bytes())[moe] == ["Moe", [1, 2]]
 
 
+def test_merge_of_07_files_keeps_policies_and_states_a_generation_that_is_right(
+    plans: Callable[..., Result], gb10: Path
+) -> None:
+    whole, out = gb10.with_name("whole.json"), gb10.with_name("out.json")
+    assert plans("export", gb10, "--to", "0.7", "--out", whole, "--env", "cutlass_dsl_version=4.3").code == 0
+
+    def change(document: dict[str, Any]) -> None:
+        del document["_generation"]
+        document[KEY] = [RUNNER, 6, ["cuda_graph_profile_replays", 1, "l2_cache_policy", "cold"], {"margin": 0.5}]
+
+    part = changed(whole, change)
+    assert plans("merge", part, whole, "--out", out).code == 0
+    merged = json.loads(out.read_bytes())
+    assert merged[KEY] == json.loads(part.read_bytes())[KEY]
+    assert "_generation agrees with the content" in plans("show", out, "--json").json["notes"]
+
+
 def test_merge_of_native_documents_keeps_metadata_and_unknown_fields(plans: Callable[..., Result], gb10: Path) -> None:
     whole = native_gb10(plans, gb10)
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kernels.errors import KernelError, PlanDocumentError
 from kernels.plans import oracle
@@ -21,7 +23,7 @@ from kernels.plans.audit import (
     audit,
     predict,
 )
-from kernels.plans.flashinfer import GB10_ORACLE
+from kernels.plans.flashinfer import GB10_ORACLE, parse
 
 RUNNER = "CutlassFp4GemmRunner"
 CUDNN = "CudnnFp4GemmRunner"
@@ -211,7 +213,11 @@ VALUES: list[tuple[Any, str, str]] = [
     ([RUNNER, 32], "crash-at-gemm", "crash-at-gemm"),
     ([RUNNER, -1], "default-config", "default-config"),
     ([RUNNER, -2], "default-config", "default-config"),
+    ([RUNNER, -(2**63)], "default-config", "default-config"),
+    ([RUNNER, -(2**63) - 1], "crash-at-gemm", "crash-at-gemm"),
+    ([RUNNER, 2**63], "crash-at-gemm", "crash-at-gemm"),
     ([RUNNER, True], "wrong-tactic", "wrong-tactic"),
+    ([RUNNER, False], "wrong-tactic", "wrong-tactic"),
     ([RUNNER, 4.0], "crash-at-gemm", "crash-at-gemm"),
     ([RUNNER, "4"], "crash-at-gemm", "crash-at-gemm"),
     ([RUNNER, None], "crash-at-gemm", "crash-at-gemm"),
@@ -413,3 +419,39 @@ def test_a_deeply_nested_value_is_audited_or_refused_cleanly(depth: int) -> None
         assert found.refusal is not None
         assert found.refusal[0] == "too-deep"
         assert not found.agreed
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30) | st.sampled_from([RUNNER, CUDNN]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(VERSIONS), st.dictionaries(st.sampled_from([KEY, "_metadata", "_records", "x"]), JSON))
+def test_what_both_sides_agree_on_is_imported_and_nothing_else_is_called_a_hit(
+    version: str, changes: dict[str, Any]
+) -> None:
+    data = edited(lambda document: document.update(changes), version)
+    found = both(data, version)
+    plans = {row.entry.shape for row in found.rows if row.ours == "hit"}
+    if found.agreed:
+        assert plans == {row.entry.shape for row in found.rows if row.entry.fp4}
+    if plans:
+        assert found.refusal is None
+        if version == "0.6.13":
+            assert plans == parse(data, GB10_ORACLE, "cache.json").plans.keys()
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(VERSIONS), st.integers(0, len(SOURCE) - 1), st.binary(max_size=4), st.integers(0, 4))
+def test_no_damage_of_a_few_bytes_breaks_the_audit_or_is_agreed_on_with_another_map(
+    version: str, at: int, inserted: bytes, removed: int
+) -> None:
+    data = SOURCE[:at] + inserted + SOURCE[at + removed :]
+    found = audit(data, version, assumed_environment(data, version), "cache.json")
+    assert found.summary()
+    if found.agreed:
+        hits = {row.entry.shape: row.entry.value[1] for row in found.rows if row.entry.fp4}
+        assert hits == {shape: found.prediction.lookup(*shape).tactic for shape in hits if shape is not None}
