@@ -115,3 +115,10 @@ def bench(session: nox.Session) -> None:
     env = _install(session, "dev")
     session.run("python", "-m", "benchmarks.first_minute", env=env)
     session.run("python", "-m", "benchmarks.client_truth", *session.posargs, env=env)
+
+
+@nox.session(python=THIS)
+def fuzz(session: nox.Session) -> None:
+    """A million damaged documents against every parser of the plan cache; finds are kept in tests/fuzz/corpus/."""
+    env = _install(session, "dev")
+    session.run("python", "-m", "tests.fuzz", *session.posargs, env=env)
