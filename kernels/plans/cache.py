@@ -38,6 +38,7 @@ class PlanCache:
         # a dict read is atomic in CPython.
         self._tables: dict[Runtime, PlanTable] = {}
         self._flights: dict[PlanKey, _Flight] = {}
+        self._waiting: dict[int | None, _Flight] = {}  # by thread
         self._lock = threading.Lock()
         self._frozen = False
 
@@ -45,8 +46,8 @@ class PlanCache:
         """The tactic of `key`, tuned by `tune` if it is missing; `m` is the batch's own row count, for error texts.
 
         Raises FrozenMissError after `freeze`, CaptureMissError while a graph is captured, TuningError when `tune` asks
-        for its own key, and whatever `tune` raises, in the caller that ran it and in all that waited; nothing is kept
-        then and the next call tunes again.
+        for its own key or several tunings for each other's, and whatever `tune` raises, in the caller that ran it and
+        in all that waited; nothing is kept then and the next call tunes again.
         """
         tactic = self._ready_or_refused(key, capturing, m)
         if tactic is not None:
@@ -54,7 +55,10 @@ class PlanCache:
         flight, mine = self._board(key, threading.get_ident())
         if mine:
             return self._fly(key, flight, tune)
-        return flight.result.result()
+        try:
+            return flight.result.result()
+        finally:
+            del self._waiting[threading.get_ident()]
 
     async def get_async(
         self, key: PlanKey, tune: Callable[[], int], *, capturing: bool = False, m: int | None = None
@@ -145,22 +149,36 @@ class PlanCache:
         return None
 
     def _board(self, key: PlanKey, owner: int | None) -> tuple[_Flight, bool]:
-        """The flight of `key` and whether this caller has to fly it; one that has landed if the plan came meanwhile."""
+        """The flight of `key` and whether this caller has to fly it; one that has landed if the plan came meanwhile.
+
+        `owner` is the thread that will fly or wait, None for a coroutine.
+        """
         with self._lock:
             tactic = self._find(key)
-            if tactic is not None:
-                landed = _Flight(None)
-                landed.result.set_result(tactic)
-                return landed, False
             flight = self._flights.get(key)
-            if flight is None:
+            if tactic is None and flight is None:
                 flight = self._flights[key] = _Flight(owner)
                 # Running from the start, so that no waiter's cancellation can cancel it for the others.
                 flight.result.set_running_or_notify_cancel()
                 return flight, True
-        if flight.owner == threading.get_ident() and not flight.result.done():
-            raise TuningError("tuning-recursion", f"tuning of {_shape(key)} asked for its own plan")
-        return flight, False
+            if flight is None:
+                assert tactic is not None
+                flight = _Flight(None)
+                flight.result.set_result(tactic)
+            elif self._waits_for_itself(flight):
+                text = f"tuning of {_shape(key)} asked for its own plan, or for one whose tuning waits for this thread"
+                raise TuningError("tuning-recursion", text)
+            if owner is not None:
+                self._waiting[owner] = flight
+            return flight, False
+
+    def _waits_for_itself(self, flight: _Flight | None) -> bool:
+        """Whether `flight` can only land after something that this thread has yet to tune."""
+        while flight is not None and not flight.result.done():
+            if flight.owner == threading.get_ident():
+                return True
+            flight = self._waiting.get(flight.owner)
+        return False
 
     def _fly(self, key: PlanKey, flight: _Flight, tune: Callable[[], int]) -> int:
         with self._crashing(key, flight):

@@ -138,6 +138,27 @@ def test_a_tuner_that_asks_for_its_own_plan_is_told_and_does_not_hang() -> None:
     assert cache.get(KEY, lambda: cache.get(OTHER, lambda: 1) + 1) == 2
 
 
+def test_two_tunings_that_ask_for_each_other_are_told_and_do_not_hang() -> None:
+    cache = PlanCache()
+    both = threading.Barrier(2)
+
+    def ask(own: PlanKey, other: PlanKey) -> int:
+        def tune() -> int:
+            both.wait(30)
+            try:
+                return cache.get(other, never) + 1
+            except TuningError as error:
+                assert error.code == "tuning-recursion"
+                return 10
+
+        return cache.get(own, tune)
+
+    with ThreadPoolExecutor(2) as pool:
+        results = [pool.submit(ask, KEY, OTHER), pool.submit(ask, OTHER, KEY)]
+        assert sorted(result.result(30) for result in results) == [10, 11]
+    assert cache._waiting == {}
+
+
 def test_a_loaded_plan_fills_a_gap_and_never_replaces() -> None:
     cache = PlanCache()
     assert cache.insert_ready(KEY, 4) is True
