@@ -23,6 +23,9 @@ _KEY_WIDTH = 60
 
 def audit(options: argparse.Namespace) -> int:
     """0 where every FP4 entry is a hit on both sides, 1 otherwise. KernelError for a file that cannot be read."""
+    if options.file.is_dir():
+        text = f"{options.file} is a directory; audit takes the file that FlashInfer opens"
+        raise UsageError("is-a-directory", f"{text}, such as {options.file / 'autotune_configs.json'}")
     data = read_bytes(options.file)
     found = audited(data, options.version, _environment(options, data), str(options.file), options.runners)
     emit(options, _document(options, data, found), _lines(options, found))

@@ -66,9 +66,19 @@ def aligned(header: Sequence[str], rows: Iterable[Sequence[object]], left: Seque
     return ["  ".join(cell(text, column) for column, text in enumerate(line)).rstrip() for line in table]
 
 
-def tactic_table(plans: Mapping[Shape, int]) -> list[str]:
-    """One line for each M bucket, one column for each (N, K), tactic ids inside; `-` where there is no plan."""
-    columns = sorted({shape[1:] for shape in plans})
-    lines = sorted({shape[0] for shape in plans})
-    body = [[m, *(plans.get((m, *column), "-") for column in columns)] for m in lines]
-    return aligned(["M \\ N,K", *(f"{n},{k}" for n, k in columns)], body)
+def tactic_table(plans: Mapping[Shape, int], columns: int = 8) -> list[str]:
+    """One line for each M bucket, one column for each (N, K), tactic ids inside; `-` where there is no plan.
+
+    More than `columns` shapes become several tables, each with the M buckets that it has plans for.
+    """
+    shapes = sorted({shape[1:] for shape in plans})
+    by_shape: dict[tuple[int, int], list[int]] = {}
+    for m, n, k in sorted(plans):
+        by_shape.setdefault((n, k), []).append(m)
+    lines: list[str] = []
+    for start in range(0, len(shapes), columns):
+        some = shapes[start : start + columns]
+        buckets = sorted({m for shape in some for m in by_shape[shape]})
+        body = [[m, *(plans.get((m, *shape), "-") for shape in some)] for m in buckets]
+        lines += [*([""] if start else []), *aligned(["M \\ N,K", *(f"{n},{k}" for n, k in some)], body)]
+    return lines

@@ -488,6 +488,11 @@ def test_audit_shows_what_only_flashinfer_reads(plans: Callable[..., Result], gb
     assert "\x1b" not in plans("audit", gb10, "--as", "0.6.13").out
 
 
+def test_audit_of_a_directory_names_the_file_to_give(plans: Callable[..., Result], tmp_path: Path) -> None:
+    found = plans("audit", tmp_path, "--as", "0.6.13")
+    assert (found.code, str(tmp_path / "autotune_configs.json") in found.error) == (64, True)
+
+
 def test_a_vllm_directory_and_one_file_of_a_rank_are_named(plans: Callable[..., Result], tmp_path: Path) -> None:
     single, ranks = tmp_path / "single", tmp_path / "ranks"
     for folder, names in (
