@@ -158,7 +158,7 @@ BYTES = [
     ("a number", b"3", "AttributeError"),
     ("null", b"null", "AttributeError"),
     ("UTF-16", SOURCE.decode().encode("utf-16"), "UnicodeDecodeError"),
-    ("10,000 brackets", b"[" * 10_000, "RecursionError"),
+    ("200,000 brackets", b"[" * 200_000, "RecursionError"),
 ]
 
 
