@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -549,3 +551,46 @@ def test_what_a_later_version_added_survives_our_saving(native: Path) -> None:
     assert Process(at(native)).serve(8).log.saved == 8
     published = json.loads(native.read_bytes())
     assert published["provenance"] == {"by": "2.0"} and published["plans"][0]["time_us"] == 20.5
+
+
+def unusable_files(folder: Path) -> Iterator[Path]:
+    """A complete document damaged in each of the ways that a disk, a copy or a hand can damage it."""
+    good = folder / "good"
+    Process(at(good)).serve()
+    data = good.read_bytes()
+    doubled = json.loads(data)
+    doubled["plans"].append({**doubled["plans"][0], "tactic_id": 6})
+    for name, content in {
+        "empty": b"",
+        "half": data[: len(data) // 2],
+        "list": b"[]",
+        "null": b"null",
+        "trailing": data + b"x",
+        "doubled field": data.replace(b'"plans":', b'"plans": [], "plans":'),
+        "doubled plan": json.dumps(doubled).encode(),
+        "flipped": data.replace(b'"CutlassFp4GemmRunner"', b'"CutlassFp4GemmRunnes"', 1),
+        "deep": b"[" * 300_000,
+    }.items():
+        (folder / name).write_bytes(content)
+        yield folder / name
+    (folder / "directory").mkdir()
+    os.mkfifo(folder / "fifo")
+    with (folder / "200 MB").open("wb") as file:
+        file.truncate(200_000_000)
+    yield from (folder / "directory", folder / "fifo", folder / "200 MB")
+
+
+def test_each_unusable_file_has_a_reason_of_its_own_and_stops_a_frozen_process_before_readiness(
+    tmp_path: Path,
+) -> None:
+    reasons = {}
+    for path in unusable_files(tmp_path):
+        before = path.stat()
+        frozen_process, writer = Process(frozen(path)), Process(at(path))
+        with pytest.raises(PlanDocumentError) as caught:
+            frozen_process.serve()
+        reasons[path.name] = caught.value.message.replace(str(path), "")
+        assert frozen_process.tuned == [] and frozen_process.runtime.stats.selected_plans == ()
+        assert writer.serve().log.mode == "read-write-native-rejected" and len(writer.tuned) == 8
+        assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert len(set(reasons.values())) == len(reasons) == 12, reasons

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from kernels.buckets import hybrid_m_bucket
 from kernels.errors import PlanDocumentError, SettingsError
 from kernels.plans.document import (
+    _plan,
+    _PlanReader,
     key_for,
     merge,
     merge_document,
@@ -178,6 +180,24 @@ def test_one_bad_plan_refuses_the_document_and_is_named(field: str, value: objec
     with pytest.raises(PlanDocumentError, match=r"plans\[1\]") as caught:
         read(edited(lambda document: document["plans"][1].update({field: value})))
     assert caught.value.code == code
+
+
+ENTRY = json.loads(DATA)["plans"][1]
+VALUES = st.sampled_from([-1, 0, 1, 2, 16, 31, 32, 5120, 2**31, 2**63, True, None, 1.0, 16.0, "", "x", [], {}])
+
+
+@given(st.dictionaries(st.sampled_from([*ENTRY, "later"]), VALUES, max_size=3), st.sets(st.sampled_from([*ENTRY])))
+def test_the_fast_way_through_an_entry_ends_as_the_slow_one(changes: dict[str, Any], gone: set[str]) -> None:
+    entry = {name: value for name, value in {**ENTRY, **changes}.items() if name not in gone or len(gone) > 2}
+
+    def ended(read: Callable[[], object]) -> object:
+        try:
+            return read()
+        except PlanDocumentError as error:
+            return error.code, error.message
+
+    fast = ended(lambda: _PlanReader(METADATA, CUTLASS_TACTICS, "x")(entry, 1))
+    assert fast == ended(lambda: _plan(entry, METADATA, CUTLASS_TACTICS, "x plans[1]"))
 
 
 @pytest.mark.parametrize(
