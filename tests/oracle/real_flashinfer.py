@@ -15,6 +15,7 @@ import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -78,6 +79,7 @@ class Upstream:
 def stand_in(name: str, **attributes: Any) -> ModuleType:
     """An empty module under that name, with these attributes."""
     module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)  # the real torch asks for the specifications of some modules, tqdm's too
     vars(module).update(attributes)
     sys.modules[name] = module
     parent, _, child = name.rpartition(".")
