@@ -7,7 +7,7 @@ import tempfile
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import settings
@@ -64,6 +64,19 @@ class _Tuning:
         self.outcome.exception(30)
 
 
+class WatchedCache(PlanCache):
+    """Tells of each caller that has joined a tuning: from there on it gets that tuning's outcome."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.boarded = threading.Semaphore(0)
+
+    def _board(self, key: PlanKey, owner: int | None) -> Any:
+        found = super()._board(key, owner)
+        self.boarded.release()
+        return found
+
+
 class CacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +88,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.start()
 
     def start(self) -> None:
-        self.cache = PlanCache()
+        self.cache = WatchedCache()
         self.model: dict[PlanKey, int] = {}
         self.frozen = False
 
@@ -130,16 +143,15 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data(), answer=st.none() | TACTICS)
     def end_tuning(self, data: st.DataObject, answer: int | None) -> None:
         key = data.draw(st.sampled_from(sorted(self.tunings)))
-        waiting = [] if self.frozen else [self.pool.submit(self.cache.get, key, lambda: answer or 0) for _ in range(2)]
-        tuning = self.tunings.pop(key)
-        tuning.end(answer)
+        self.cache.boarded = threading.Semaphore(0)
+        waiting = [] if self.frozen else [self.pool.submit(self.cache.get, key, never) for _ in range(2)]
+        for _ in waiting:
+            assert self.cache.boarded.acquire(timeout=30)
+        self.tunings.pop(key).end(answer)
         for future in waiting:
-            # Whoever looked after a failure was free to tune again, and then got the answer of that.
-            assert isinstance(future.exception(30), ValueError) or future.result() == (answer or 0)
+            assert isinstance(future.exception(30), ValueError) if answer is None else future.result(30) == answer
         if answer is not None:
             self.model[key] = answer
-        elif key in self.cache:
-            self.model[key] = 0
 
     @rule()
     def freeze(self) -> None:
