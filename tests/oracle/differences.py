@@ -17,10 +17,10 @@ from kernels.plans import flashinfer, oracle
 from kernels.tactics import CUTLASS_TACTICS
 from tests.oracle.mutations import Mutation, metadata
 
-__all__ = ["Difference", "Ours", "Theirs", "differ", "listed", "ours", "render", "theirs"]
+__all__ = ["LIST", "Difference", "Ours", "Theirs", "differ", "listed", "ours", "render", "theirs"]
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "flashinfer-differences.md"
-_LIST = Path(__file__).with_name("differences.json")
+LIST = Path(__file__).with_name("differences.json")
 Shape = tuple[int, int, int]
 
 
@@ -122,7 +122,7 @@ def render() -> str:
 
 
 def _content() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(_LIST.read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads(LIST.read_text(encoding="utf-8"))
     return content
 
 

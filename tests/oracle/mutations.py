@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,9 +94,8 @@ class _Base:
         renamed = {key if old == self.key else old: value for old, value in self.entries.items()}
         return self.text(entries=renamed).encode()
 
-    def with_profile(self, change: Callable[[list[Any]], None]) -> bytes:
-        profile = self.profile(*REFERENCE)
-        change(profile)
+    def with_profile(self, profile: Sequence[Any]) -> bytes:
+        """The reference entry under the key of another profile."""
         return self.with_key(repr((OPERATION, RUNNER, tuple(profile), ())))
 
 
@@ -302,12 +301,13 @@ def _profiles(base: _Base) -> Iterator[Change]:
         "block_size a tensor": (7, ()),
         "workspace of a fixed size": (9, (33_554_432,)),
     }
+    own = base.profile(*REFERENCE)
     for name, (at, value) in changed.items():
-        yield f"profile: {name}", base.with_profile(lambda profile, at=at, value=value: profile.__setitem__(at, value))
-    yield "profile: nine inputs", base.with_profile(lambda profile: profile.pop() and None)
-    yield "profile: eleven inputs", base.with_profile(lambda profile: profile.append((0,)))
-    odd = base.profile(1, 5120, 6152)  # K/2 = 3076, 384.5 blocks of 16
-    yield "profile: K is no whole number of scale blocks", base.with_key(repr((OPERATION, RUNNER, tuple(odd), ())))
+        yield f"profile: {name}", base.with_profile([*own[:at], value, *own[at + 1 :]])
+    yield "profile: nine inputs", base.with_profile(own[:-1])
+    yield "profile: eleven inputs", base.with_profile([*own, (0,)])
+    # K/2 = 3076 is 384.5 blocks of 16 values.
+    yield "profile: K is no whole number of scale blocks", base.with_profile(base.profile(1, 5120, 6152))
     for name, literal in (
         ("with a leading zero", "01"),
         ("with a sign", "+1"),

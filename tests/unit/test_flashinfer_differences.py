@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from tests.oracle.differences import DOCUMENT, listed, ours, render
+from tests.oracle.differences import DOCUMENT, LIST, listed, ours, render
 from tests.oracle.mutations import mutations
 
 VERSIONS = ("0.6.13", "0.7.4")
@@ -29,3 +31,10 @@ def test_our_side_of_every_listed_difference_is_as_listed(version: str) -> None:
     assert {name: ours(by_name[name], version).text() for name in rows} == {
         name: row.ours for name, row in rows.items()
     }
+
+
+def test_every_row_is_on_the_page_once_under_a_reason_that_is_used() -> None:
+    page, content = render(), json.loads(LIST.read_text(encoding="utf-8"))
+    rows = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| document ")]
+    assert len(rows) == len(content["differences"])
+    assert {row["reason"] for row in content["differences"]} == set(content["reasons"])
