@@ -130,5 +130,5 @@ def _cutlass() -> Iterator[Tactic]:
         yield Tactic(tactic_id, tile_m, tile_n, tile_k, swap_ab, stream_k)
 
 
-# 17 = 128x128x128/ordinary/dp, what FlashInfer runs for its fallback tactic -1.
-CUTLASS_TACTICS = TacticSet("CutlassFp4GemmRunner", 2, tuple(_cutlass()), default_id=17)
+# 21 = 128x128x256/ordinary/dp, what FlashInfer runs for its fallback tactic -1: its 128x128x128 counts K in bytes.
+CUTLASS_TACTICS = TacticSet("CutlassFp4GemmRunner", 2, tuple(_cutlass()), default_id=21)

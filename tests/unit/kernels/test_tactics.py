@@ -48,7 +48,7 @@ def test_a_backend_brings_its_own_descriptors() -> None:
 
 def test_the_bypass_of_cutlass_is_what_flashinfer_falls_back_to() -> None:
     tactic = CUTLASS_TACTICS.by_id(CUTLASS_TACTICS.bypass_id)
-    assert tactic.descriptor == "17:128:128:128:0:0:128x128x128/ordinary/dp;"
+    assert tactic.descriptor == "21:128:128:256:0:0:128x128x256/ordinary/dp;"
 
 
 def test_an_unknown_id_names_the_known_range() -> None:

@@ -375,7 +375,7 @@ def test_without_persistence_plans_are_tuned_once_and_no_file_is_touched(native:
 
 def test_without_the_plan_cache_every_gemm_runs_the_default_tactic_and_nothing_is_tuned(native: Path) -> None:
     process = Process(at(native, VT_FP4_PLAN_CACHE="0")).serve()
-    assert {process.runtime.tactic(m, 5120, 6144) for m in (1, 8, 9000)} == {17}
+    assert {process.runtime.tactic(m, 5120, 6144) for m in (1, 8, 9000)} == {21}
     assert process.tuned == [] and process.runtime.stats.selected_plans == ()
     assert (process.log.mode, process.log.tuned, process.log.cached_plans) == ("disabled", 0, 0)
     assert not native.parent.exists()
@@ -496,7 +496,7 @@ def test_a_coroutine_gets_the_plan_and_an_open_warmup_sees_its_rows(native: Path
 
 def test_a_coroutine_gets_the_default_tactic_where_plans_are_bypassed(native: Path) -> None:
     process = Process(at(native, VT_FP4_PLAN_CACHE="0"))
-    assert asyncio.run(process.runtime.tactic_async(8, 5120, 6144)) == 17
+    assert asyncio.run(process.runtime.tactic_async(8, 5120, 6144)) == 21
     assert process.runtime.lookup(0, 8, 5120, 6144) is None
 
 
