@@ -111,9 +111,10 @@ def g4_rehearsal(session: nox.Session) -> None:
 
 @nox.session(python=THIS)
 def bench(session: nox.Session) -> None:
-    """Figures of a newcomer's first minutes and of the load client, beside the real vLLM one. Wants a quiet machine."""
-    env = _install(session, "dev")
+    """A newcomer's first minutes, the plan cache and the load client, beside their real peers. Wants a quiet machine."""
+    env = _upstream(session)
     session.run("python", "-m", "benchmarks.first_minute", env=env)
+    session.run("python", "-m", "benchmarks.plan_cache", env=env)
     session.run("python", "-m", "benchmarks.client_truth", *session.posargs, env=env)
 
 
