@@ -111,7 +111,7 @@ def g4_rehearsal(session: nox.Session) -> None:
 
 @nox.session(python=THIS)
 def bench(session: nox.Session) -> None:
-    """A newcomer's first minutes, the plan cache and the load client, beside their real peers. Wants a quiet machine."""
+    """A newcomer's first minutes; plan cache and load client beside their real peers. Wants a quiet machine."""
     env = _upstream(session)
     session.run("python", "-m", "benchmarks.first_minute", env=env)
     session.run("python", "-m", "benchmarks.plan_cache", env=env)
