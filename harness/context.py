@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from harness.config import Config
 from harness.engines.base import Engine
 from harness.plan import Plan
 from harness.state import RunState
+from harness.watchdog import Deadline
 
 __all__ = ["Context"]
 
@@ -18,7 +20,7 @@ __all__ = ["Context"]
 @dataclass
 class Context:
     """`frozen` is the plan document every process reads; `check` raises when somebody asked to stop; `tell` publishes
-    progress; `metrics` keeps each leg's last /metrics text by the leg's name."""
+    progress; `metrics` keeps each leg's last /metrics text by the leg's name; `deadline` is the present leg's."""
 
     plan: Plan
     config: Config
@@ -29,6 +31,7 @@ class Context:
     keeper_pid: int | None
     check: Callable[[], None]
     tell: Callable[[Mapping[str, Any]], None]
+    deadline: Deadline = field(default_factory=lambda: Deadline(math.inf))
     metrics: dict[str, str] = field(default_factory=dict)
 
     def arm(self, letter: str) -> dict[str, Any]:

@@ -46,7 +46,8 @@ class HolderRecord:
     """Who took the lease. `since` (UTC), `token` and `inode` are filled in by `lease.acquire`.
 
     `token` grows with each acquisition of the lease on this host, so that a late writer can be told from the present
-    one. `inode` is `device:inode` of the lock file. `released` is UTC, None while held.
+    one. `inode` is `device:inode` of the lock file. `released` is UTC, None while held. `survivors` are (pid, start
+    ticks) of what outlived KILL: while one of them lives on this boot, no run may start.
     """
 
     run_id: str
@@ -59,6 +60,7 @@ class HolderRecord:
     token: int = 0
     inode: str = ""
     released: str | None = None
+    survivors: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def mine(cls, run_id: str) -> HolderRecord:
@@ -75,11 +77,18 @@ class HolderRecord:
         """True only for this very boot, pid and start time. False proves nothing about another host's process."""
         return self.boot_id is not None and self.boot_id == procfs.boot_id() and procfs.is_alive(self.identity)
 
+    def dirty(self) -> tuple[ProcessId, ...]:
+        """The survivors that are still there; none of another boot or another host is."""
+        if self.boot_id is None or self.boot_id != procfs.boot_id():
+            return ()
+        return tuple(one for one in (ProcessId(*pair) for pair in self.survivors) if procfs.is_alive(one))
+
     def who(self) -> str:
         return f"run {self.run_id} ({self.user}, pid {self.pid} on {self.host}) since {self.since}"
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "token": str(self.token)}
+        survivors = [list(pair) for pair in self.survivors]
+        return {**asdict(self), "token": str(self.token), "survivors": survivors}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> HolderRecord:
@@ -92,7 +101,17 @@ class HolderRecord:
             if not isinstance(value, kinds):
                 raise HarnessError("bad-record", f"a holder record's {name} is {value!r}")
             values[name] = value
-        return cls(**values)
+        return cls(**values, survivors=_pairs(data.get("survivors", [])))
+
+
+def _pairs(data: Any) -> tuple[tuple[int, int], ...]:
+    """Absent in records of earlier versions."""
+    good = isinstance(data, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(type(item) is int for item in pair) for pair in data
+    )
+    if not good:
+        raise HarnessError("bad-record", f"a holder record's survivors is {data!r}")
+    return tuple((pair[0], pair[1]) for pair in data)
 
 
 _OPTIONAL = (str, type(None))

@@ -3,7 +3,8 @@
 A tiny process between lock and engine: leader of its own session, subreaper, parent of the supervisor ARGV. An
 inherited descriptor alone would not do, since workers started by spawn close it. It outlives the controller, ends what
 a killed supervisor left behind, and never signals what it did not adopt. SIGTERM asks for an orderly stop, a second
-one for an immediate stop.
+one for an immediate stop. A supervisor that somebody stopped (SIGSTOP) is waited for `stall_s`, then ended: a run that
+makes no progress may not hold the GPU for ever. The supervisor wakes a stopped keeper in return, when it ends.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from harness import canonical, lease, process
+from harness import canonical, lease, process, watchdog
 from harness.errors import EXIT_BUG, HarnessError, UsageError
 from harness.holder import HolderRecord, utc
 from harness.process import Exit, Owned
@@ -28,23 +29,25 @@ from harness.telemetry import procfs
 from harness.telemetry.procfs import ProcessId
 from harness.telemetry.tree import descendants
 
-__all__ = ["LEASE_FD", "KeeperPlan", "KeeperState", "launch", "main", "read_state"]
+__all__ = ["LEASE_FD", "KeeperPlan", "KeeperState", "launch", "main", "read_state", "wake"]
 
 LEASE_FD = "NVFP4_GATES_LEASE_FD"  # the supervisor passes this descriptor on to every process that uses the GPU
 PLAN, STATE, LOG, SUPERVISOR_LOG = "keeper.json", "keeper.state.json", "keeper.log", "supervisor.log"
+LOOK_S = 1.0  # how often the supervisor is looked at: one read of /proc/PID/stat, 20 µs
 KILL_S = 10.0  # after this long what did not die of KILL is named as a survivor; it is still waited for
 
 
 @dataclass(frozen=True)
 class KeeperPlan:
     """STATE_DIR/keeper.json. `stop_s` is how long the supervisor may take over an orderly stop, `grace_s` the time
-    between TERM and KILL for what is left after it."""
+    between TERM and KILL for what is left after it, `stall_s` how long a supervisor may stay stopped (SIGSTOP)."""
 
     lease_path: str
     lease_timeout_s: float
     run_id: str
     grace_s: float = 30.0
     stop_s: float = 120.0
+    stall_s: float = 60.0
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = "."
 
@@ -114,6 +117,8 @@ class _Keeper:
         self.me = HolderRecord.mine(plan.run_id)
         self.supervisor: Owned | None = None
         self.stops = 0
+        self.stopped_since: float | None = None
+        self.held: lease.Lease | None = None
         self.state = KeeperState(
             self.me.pid, self.me.start_ticks, self.me.boot_id, plan.run_id, "waiting", utc(), lease_path=plan.lease_path
         )
@@ -149,6 +154,7 @@ class _Keeper:
         except _Stopped:
             self.enter("failed", code="stopped", message="stopped while waiting for the lease", stop_asked=True)
             return 128 + signal.SIGTERM
+        self.held = held
         with held:
             code = self._hold(held, argv)
         self.enter("failed" if self.state.code else "released")
@@ -188,16 +194,34 @@ class _Keeper:
                 time.sleep(1)
 
     def _watch(self, supervisor: Owned) -> None:
-        """Until the supervisor ends, or does not end in time when asked to, or is asked twice."""
+        """Until the supervisor ends, does not end in time when asked to, is asked twice, or stays stopped."""
         give_up = float("inf")
         while supervisor.poll() is None and time.monotonic() < give_up and self.stops < 2:
-            number = self._next_signal(min(60.0, give_up - time.monotonic()))
+            number = self._next_signal(min(LOOK_S, give_up - time.monotonic()))
             if number in (signal.SIGTERM, signal.SIGINT):
                 self.stops += 1
                 give_up = min(give_up, time.monotonic() + self.plan.stop_s)
                 process.send(supervisor.identity, signal.SIGTERM)
                 self.note(stop_asked=True)
             self._reap()
+            if self._stands_still(supervisor):
+                return
+
+    def _stands_still(self, supervisor: Owned) -> bool:
+        """Whether it has been stopped for too long. The first look at it is told, since the run then hangs."""
+        if not watchdog.stopped(supervisor.identity):
+            if self.stopped_since is not None:
+                self.stopped_since = None
+                self.note(message="the supervisor goes on")
+            return False
+        name = f"the supervisor (pid {supervisor.pid}) was stopped by a signal"
+        if self.stopped_since is None:
+            self.stopped_since = time.monotonic()
+            self.note(message=f"{name}; the run makes no progress and ends in {self.plan.stall_s:g} s unless continued")
+        if time.monotonic() - self.stopped_since < self.plan.stall_s:
+            return False
+        self.note(code="supervisor-stopped", message=f"{name} and not continued within {self.plan.stall_s:g} s")
+        return True
 
     def _reap(self) -> None:
         """Collect every ended child, adopted orphans included."""
@@ -223,14 +247,30 @@ class _Keeper:
         self.note(killed=ending.kill_at_ns is not None, supervisor_exit=self._supervisor_exit())
         survivors = ending.survivors
         while survivors:
-            self.note(survivors=[one.to_json() for one in survivors])
+            self._report(survivors)
             process.wait_gone(survivors, 60.0, first=True)
             survivors = self._left()
-        self.note(survivors=[], supervisor_exit=self._supervisor_exit())
+        self._report(())
+        self.note(supervisor_exit=self._supervisor_exit())
+
+    def _report(self, survivors: Sequence[ProcessId]) -> None:
+        """Into the state and into the lease's record: a killed keeper must not make a dirty host look clean."""
+        self.note(survivors=[one.to_json() for one in survivors])
+        if self.held is not None and (survivors or self.held.holder.survivors):
+            self.held.report(survivors)
 
     def _supervisor_exit(self) -> dict[str, int | None] | None:
         how = None if self.supervisor is None else self.supervisor.poll()
         return None if how is None else how.to_json()
+
+
+def wake(state_dir: Path) -> bool:
+    """Continue this run's keeper if somebody stopped it, so that the lease is given back. Whether that was needed."""
+    found = read_state(state_dir)
+    if found is None or found.boot_id != procfs.boot_id():
+        return False
+    process_id = ProcessId(found.pid, found.start_ticks)
+    return watchdog.stopped(process_id) and process.send(process_id, signal.SIGCONT)
 
 
 def launch(state_dir: Path, plan: KeeperPlan, argv: Sequence[str]) -> KeeperState:

@@ -6,16 +6,17 @@ truncated or written, since whoever deletes it lets two holders in. `flock FILE 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from harness.errors import HarnessError, UsageError
+from harness.errors import UsageError
 from harness.holder import (
     HolderRecord,
     Keeping,
@@ -26,30 +27,44 @@ from harness.holder import (
     with_release,
     write_record,
 )
+from harness.telemetry import procfs
+from harness.telemetry.procfs import ProcessId
 
-__all__ = ["HolderRecord", "Lease", "LeaseState", "acquire", "describe"]
+__all__ = ["HolderRecord", "Lease", "LeaseState", "acquire", "describe", "is_current"]
 
 POLL_S = 0.1  # flock(2) has no timeout
 RENAME_S = 5.0  # how often a waiting run looks anew at who holds it: that look reads every descriptor of the host
 
-# statfs(2) magic numbers of file systems whose locks may not reach every user of the file.
+# File system types of mountinfo whose locks may not reach every user of the file, or come from another kernel.
 REMOTE = {
-    0x6969: "NFS",
-    0x517B: "SMB",
-    0xFF534D42: "CIFS",
-    0xFE534D42: "SMB2",
-    0x01021997: "9p",
-    0x00C36400: "Ceph",
-    0x5346414F: "AFS",
-    0x73757245: "Coda",
-    0x0BD00BD0: "Lustre",
-    0x47504653: "GPFS",
-    0x19830326: "BeeGFS",
-    0x01161970: "GFS2",
-    0x7461636F: "OCFS2",
-    0x786F4256: "VirtualBox share",
-    0x65735546: "FUSE",
+    "9p": "9p",
+    "afs": "AFS",
+    "beegfs": "BeeGFS",
+    "ceph": "Ceph",
+    "cifs": "CIFS",
+    "coda": "Coda",
+    "gfs2": "GFS2",
+    "gpfs": "GPFS",
+    "lustre": "Lustre",
+    "ncpfs": "NCP",
+    "nfs": "NFS",
+    "nfs4": "NFS",
+    "ocfs2": "OCFS2",
+    "prl_fs": "a Parallels share",
+    "smb3": "SMB",
+    "smbfs": "SMB",
+    "vboxsf": "a VirtualBox share",
+    "virtiofs": "virtiofs",
+    "vmhgfs": "a VMware share",
 }
+# FUSE mounts that keep their files on this host: this kernel then arbitrates the lock for all its users.
+LOCAL_FUSE = frozenset(
+    {
+        "fuseblk",
+        *("fuse.bindfs", "fuse.encfs", "fuse.exfat", "fuse.fuse-overlayfs", "fuse.gocryptfs", "fuse.mergerfs"),
+        *("fuse.ntfs-3g", "fuse.unionfs", "fuse.unionfs-fuse"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -80,12 +95,17 @@ class Lease:
 
     def intact(self) -> bool:
         """False if somebody removed or replaced the file, so that others may lock another one."""
-        return self.fd >= 0 and _is_current(self.fd, self.path)
+        return self.fd >= 0 and is_current(self.fd, self.path)
+
+    def report(self, survivors: Sequence[ProcessId]) -> None:
+        """Write into the holder's record what KILL has not ended: the host is dirty while one of them lives."""
+        self.holder = replace(self.holder, survivors=tuple((one.pid, one.start_ticks) for one in survivors))
+        self.note = write_record(self.path, self.holder)
 
     def release(self) -> None:
         """Close, never unlock: an explicit unlock would free it for processes that still have the descriptor."""
         if self.fd >= 0:
-            if self.note is None:
+            if self.note is None and _still_ours(self.path, self.holder):
                 self.note = write_record(self.path, with_release(self.holder))
             os.close(self.fd)
             self.fd = -1
@@ -110,7 +130,8 @@ def acquire(
     """Take the lease, waiting at most `timeout_s`; `on_wait` gets a sentence whenever the holder it names changes.
 
     `pause` waits between two attempts and may raise to give up. Raises UsageError: `lease-held` after the timeout,
-    `lease-path` for what cannot be a lock (link, folder, no permission), `lease-remote` on a network file system.
+    `lease-path` for what cannot be a lock (link, folder, no permission), `lease-remote` on a network file system,
+    `host-dirty` while a process that outlived KILL in the last run is still there.
     """
     deadline = time.monotonic() + timeout_s
     told, look_at = "", 0.0
@@ -137,21 +158,31 @@ def _attempt(path: Path, holder: HolderRecord) -> Lease | None:
     descriptor = _open(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not _is_current(descriptor, path):
+        if not is_current(descriptor, path):
             raise BlockingIOError
         seen = os.fstat(descriptor)
         inode = f"{seen.st_dev}:{seen.st_ino}"
         previous = read_record(path)
         if previous is not None and _holds_elsewhere(previous, inode):
             raise BlockingIOError
+        if previous is not None and (dirty := previous.dirty()):
+            raise UsageError("host-dirty", dirty_sentence(path, previous, dirty))
     except BlockingIOError:
         os.close(descriptor)
         return None
     except BaseException:
         os.close(descriptor)
         raise
-    mine = replace(holder, since=utc(), token=next_token(previous), inode=inode, released=None)
+    mine = replace(holder, since=utc(), token=next_token(previous), inode=inode, released=None, survivors=())
     return Lease(path, descriptor, mine, write_record(path, mine))
+
+
+def dirty_sentence(path: Path, record: HolderRecord, dirty: Sequence[ProcessId]) -> str:
+    names = ", ".join(Keeping(one, procfs.command(one.pid)).who() for one in dirty)
+    return (
+        f"this host is dirty: {names} outlived KILL in {record.who()} and may still hold the GPU; end it (a process "
+        f"stuck in a driver needs a reboot), and the lease {path} can be taken again"
+    )
 
 
 def _holds_elsewhere(record: HolderRecord, inode: str) -> bool:
@@ -159,7 +190,14 @@ def _holds_elsewhere(record: HolderRecord, inode: str) -> bool:
     return record.released is None and record.inode not in ("", inode) and record.pid != os.getpid() and record.lives()
 
 
-def _is_current(descriptor: int, path: Path) -> bool:
+def _still_ours(path: Path, holder: HolderRecord) -> bool:
+    """False once a later holder of a replaced file has written its own record there."""
+    found = read_record(path)
+    return found is None or found.token <= holder.token
+
+
+def is_current(descriptor: int, path: Path) -> bool:
+    """Whether `path` still names the file that `descriptor` has open, which is the one that is locked."""
     try:
         named = path.stat(follow_symlinks=False)
     except FileNotFoundError:
@@ -211,7 +249,7 @@ def _check(path: Path, descriptor: int) -> None:
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
         raise UsageError("lease-path", f"lease {path} is {kind}; set host.lease to a plain file")
-    remote = remote_filesystem(_magic(descriptor))
+    remote = remote_filesystem(_filesystem(descriptor))
     if remote is not None:
         raise UsageError(
             "lease-remote",
@@ -220,20 +258,41 @@ def _check(path: Path, descriptor: int) -> None:
         )
 
 
-def remote_filesystem(magic: int) -> str | None:
-    """The name of a file system that cannot hold a lease, by its statfs magic, or None."""
-    return REMOTE.get(magic & 0xFFFFFFFF)
+def remote_filesystem(kind: str | None) -> str | None:
+    """The name of a file system that cannot hold a lease, by its type in mountinfo, or None. Unknown FUSE is remote."""
+    if kind is None or kind in LOCAL_FUSE:
+        return None
+    if kind == "fuse" or kind.startswith("fuse."):
+        return f"{kind}, which may be another host's"
+    return REMOTE.get(kind)
 
 
-def _magic(descriptor: int) -> int:
-    import ctypes
+def filesystem_type(mountinfo: str, mount_id: str | None, device: int) -> str | None:
+    """The type of the mount with this id, else of the last one on `device` (st_dev); None where neither is listed."""
+    number, found = f"{os.major(device)}:{os.minor(device)}", None
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        words = left.split()
+        if len(words) < 3 or not right:
+            continue
+        if words[0] == mount_id:
+            return right.split()[0]
+        if words[2] == number:
+            found = right.split()[0]
+    return found
 
-    libc = ctypes.CDLL(None, use_errno=True)
-    # struct statfs begins with the type as one long on x86-64 and aarch64; 120 bytes there, so 256 are enough.
-    buffer = (ctypes.c_long * 32)()
-    if libc.fstatfs(descriptor, ctypes.byref(buffer)) != 0:
-        raise HarnessError("lease-path", f"statfs failed: {os.strerror(ctypes.get_errno())}")
-    return int(buffer[0])
+
+def _filesystem(descriptor: int) -> str | None:
+    """By mount id, since btrfs and overlay give files another st_dev than their mount."""
+    mount_id = None
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        mount_id = next((line.split()[1] for line in text.splitlines() if line.startswith("mnt_id:")), None)
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
+    except OSError:
+        return None
+    return filesystem_type(mounts, mount_id, os.fstat(descriptor).st_dev)
 
 
 def describe(path: Path) -> LeaseState:
@@ -271,6 +330,8 @@ def _sentence(path: Path, locked: bool, holder: HolderRecord | None, alive: bool
     if not locked:
         if alive:
             return f"lease {path} was removed or replaced while {last} holds it; stop that run first"
+        if holder is not None and (dirty := holder.dirty()):
+            return dirty_sentence(path, holder, dirty)
         return f"lease {path} is free" + (f"; last held by {last}" if last else "")
     if alive:
         return f"lease {path} is held by {last}"

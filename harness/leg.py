@@ -13,7 +13,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from harness import canonical, ports, process, readiness
+from harness import canonical, ports, process, readiness, watchdog
 from harness.bundle import write_new
 from harness.campaign import shown
 from harness.context import Context
@@ -22,7 +22,7 @@ from harness.errors import HarnessError
 from harness.plan import LegPlan, partition
 from harness.process import Owned
 from harness.series import Series, log_end, run_series
-from harness.telemetry import host, pagecache
+from harness.telemetry import host, pagecache, procfs
 
 __all__ = ["run_leg"]
 
@@ -36,6 +36,7 @@ def run_leg(context: Context, leg: LegPlan) -> None:
     """Run one leg and write its folder; `leg.json` is written last, so a folder without it is an interrupted leg."""
     folder = context.state.bundle / "legs" / leg.name
     folder.mkdir(parents=True)
+    context.deadline = watchdog.Deadline(context.config.client.leg_deadline_s)
     context.tell({"phase": "starting", "name": leg.name})
     {"seed": _seed, "model-gate": _model_gate, "sequential": _sequential, "timed": _timed}[leg.kind](
         context, leg, folder
@@ -75,26 +76,45 @@ def _server(
 
     `sample` starts the memory sampler right after the process, since peaks arise while weights are loaded.
     """
-    port, grace = context.config.host.port, context.config.host.stop_grace_s
+    port = context.config.host.port
     ports.require_free(port, "host.port")
     owned = _launch(context, context.engine.launch(context.arm(leg.arm), port, context.frozen, read_only), folder)
-    sampler = _start_sampler(context, owned, folder) if sample else None
+    sampler: Owned | None = None
     try:
-        _await_ready(context, owned, folder / "engine.log")
+        sampler = _start_sampler(context, owned, folder) if sample else None
+        with watchdog.autopsied(folder, {"engine": owned}, {"engine.log": folder / "engine.log"}):
+            _await_ready(context, owned, folder / "engine.log")
         yield owned
         context.metrics[leg.name] = _metrics(context, port)
     finally:
-        report = process.stop(owned, grace)
-        seen_end = sampler is None or sampler.wait(SAMPLER_END_S) is not None
+        seen_end = _end(context, owned, sampler)
+    _judge_sampler(sampler, seen_end, context.state.root / f"{folder.name}.sampler.log")
+    context.deadline.check("being stopped")
+
+
+def _end(context: Context, owned: Owned, sampler: Owned | None) -> bool:
+    """Stop the engine, then its sampler; whether that saw the end of the engine. `engine-survives` outweighs all."""
+    context.tell({"phase": "stopping"})
+    try:
+        report = process.stop(owned, context.config.host.stop_grace_s)
+        patience = 0.0 if sampler is not None and watchdog.stopped(sampler.identity) else SAMPLER_END_S
+        seen_end = sampler is None or sampler.wait(patience) is not None
+    finally:
         if sampler is not None:
             process.stop(sampler, 1.0)
-        if report.survivors:
-            names = ", ".join(str(item.pid) for item in report.survivors)
-            raise HarnessError(
-                "engine-survives", f"processes {names} outlived KILL; the host is dirty, look at them first"
-            )
+    if report.survivors:
+        names = ", ".join(f"{one.pid} ({procfs.command(one.pid)})" for one in report.survivors)
+        raise HarnessError("engine-survives", f"processes {names} outlived KILL; the host is dirty, look at them first")
+    return seen_end
+
+
+def _judge_sampler(sampler: Owned | None, seen_end: bool, log: Path) -> None:
+    """Its rows are whole only if it ended by itself, after the engine."""
     if not seen_end:
         raise HarnessError("sampler-hangs", "the memory sampler did not see the end of the engine")
+    ended = None if sampler is None else sampler.poll()
+    if ended is not None and str(ended) != "exit code 0":
+        raise HarnessError("sampler-died", f"the memory sampler ended with {ended}, not by itself; {log_end(log)}")
 
 
 def _metrics(context: Context, port: int) -> str:
@@ -113,8 +133,13 @@ def _await_ready(context: Context, owned: Owned, log: Path) -> None:
         range(first, first + PROMPT_TOKENS),
         log=log,
         timeout_s=context.config.host.ready_timeout_s,
-        check=context.check,
+        check=lambda: _check(context, "loading"),
     )
+
+
+def _check(context: Context, doing: str) -> None:
+    context.check()
+    context.deadline.check(doing)
 
 
 def _start_sampler(context: Context, owned: Owned, folder: Path) -> Owned:
@@ -163,7 +188,8 @@ def _model_gate(context: Context, leg: LegPlan, folder: Path) -> None:
     before = _frozen_sha(context)
     owned = _launch(context, launch, folder)
     try:
-        _await_end(context, owned, PROOF_TIMEOUT_S, f"the model gate of arm {leg.arm}")
+        with watchdog.autopsied(folder, {"model gate": owned}, {"engine.log": folder / "engine.log"}):
+            _await_end(context, owned, PROOF_TIMEOUT_S, f"the model gate of arm {leg.arm}")
     finally:
         process.stop(owned, context.config.host.stop_grace_s)
     _write_plans(context, leg, folder, before)
@@ -175,7 +201,7 @@ def _model_gate(context: Context, leg: LegPlan, folder: Path) -> None:
 def _await_end(context: Context, owned: Owned, limit_s: float, what: str) -> None:
     deadline = time.monotonic() + limit_s
     while owned.wait(POLL_S) is None:
-        context.check()
+        _check(context, "in its model gate")
         if time.monotonic() > deadline:
             raise HarnessError("timeout", f"{what} did not end within {limit_s:g} s")
 

@@ -110,8 +110,11 @@ def await_ready(
             raise HarnessError(
                 "engine-died", f"the engine ended before it was ready ({ended}); its log ends:\n{tail(log)}"
             )
-        if judge_models(get(port, "/v1/models"), model) and judge_completion(
-            _ask(port, "POST", "/v1/completions", body, ANSWER_TIMEOUT_S)
+        patience = min(
+            ANSWER_TIMEOUT_S, max(1.0, began + timeout_s - time.monotonic())
+        )  # a stopped engine says nothing
+        if judge_models(get(port, "/v1/models", patience), model) and judge_completion(
+            _ask(port, "POST", "/v1/completions", body, patience)
         ):
             _check_owner(owned, port)
             return time.monotonic() - began

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import process
+from harness import process, watchdog
 from harness.bundle import write_new
 from harness.context import Context
 from harness.errors import HarnessError
@@ -35,15 +35,20 @@ class Series:
 def run_series(context: Context, series: Series, owned: Owned, folder: Path) -> dict[str, Any]:
     """Run the client against the engine `owned`; its records go to the leg's `folder`, its report is returned.
 
-    HarnessError `engine-died`, `engine-stalled`, `leg-deadline` or `client-failed`, each with the end of a log.
+    HarnessError `engine-died`, `engine-stalled`, `client-stalled`, `leg-deadline` or `client-failed`, each with the end
+    of a log; before a leg that hangs is ended, its autopsy is saved.
     """
     out = context.state.root / f"{folder.name}.client"
     out.mkdir()
     (out / "spec.json").write_text(json.dumps(_spec(context, series, out)))
     argv = [sys.executable, "-m", "harness.client", str(out / "spec.json")]
     load = process.start(argv, {}, context.state.root, out / "client.log")
+    engine_log, client_log = folder / "engine.log", out / "client.log"
     try:
-        _watch(context, owned, load, folder / "engine.log", out / "client.log")
+        with watchdog.autopsied(
+            folder, {"engine": owned, "client": load}, {"engine.log": engine_log, "client.log": client_log}
+        ):
+            _watch(context, owned, load, engine_log, client_log)
     finally:
         process.stop(load, 1.0)
     for name in OUTPUTS:
@@ -67,7 +72,7 @@ def _spec(context: Context, series: Series, out: Path) -> dict[str, Any]:
         "max_tokens": context.plan.output_tokens,
         "extra_body": {"seed": context.config.workload.seed, "ignore_eos": True},
         "request_timeout_s": context.config.client.request_timeout_s,
-        "deadline_s": context.config.client.leg_deadline_s,
+        "deadline_s": max(0.001, context.deadline.left_s),
         "out_dir": str(out),
     }
 
@@ -85,15 +90,16 @@ def _watch(context: Context, owned: Owned, load: Owned, engine_log: Path, client
             last, moved = seen, now
             context.tell({"phase": "load", "seconds": now - began, **seen})
         if now - moved > client.stall_timeout_s:
-            raise HarnessError(
-                "engine-stalled", f"no new token for {client.stall_timeout_s:g} s; {log_end(engine_log)}"
-            )
-        if now - began > client.leg_deadline_s + client.request_timeout_s:
-            raise HarnessError(
-                "leg-deadline", f"the load took longer than client.leg_deadline_s={client.leg_deadline_s:g}"
-            )
+            raise _stall(client.stall_timeout_s, load, engine_log)
+        context.deadline.check("under load")
     if str(ended) != "exit code 0":
         raise HarnessError("client-failed", f"the load client ended with {ended}; {log_end(client_log)}")
+
+
+def _stall(limit_s: float, load: Owned, engine_log: Path) -> HarnessError:
+    if watchdog.stopped(load.identity):
+        return HarnessError("client-stalled", f"the load client was stopped by somebody for {limit_s:g} s")
+    return HarnessError("engine-stalled", f"no new token for {limit_s:g} s; {log_end(engine_log)}")
 
 
 def log_end(log: Path) -> str:

@@ -6,22 +6,24 @@ gone, and ends with the journal saying what happened: exit 0 when every leg ran,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from harness import bundle, canonical, keeper, ports, settings, verdict
+from harness import bundle, canonical, keeper, lease, ports, settings, verdict
 from harness.context import Context
 from harness.engines import registry
 from harness.errors import EXIT_BUG, EXIT_PASS, EXIT_VOID, HarnessError
-from harness.journal import Journal
+from harness.journal import Journal, whole_lines
 from harness.leg import run_leg
 from harness.plan import LegPlan, Plan
 from harness.state import RunState, cache_dir, write_atomic
@@ -30,19 +32,24 @@ from harness.telemetry import host, probe, procfs
 __all__ = ["main"]
 
 IDLE_POLL_S = 1.0
+BALLAST = "ballast"
+BALLAST_BYTES = 1 << 18  # given back on a full disk, so that the journal can still say why the run is void
+DISK_FULL_MIB = 1
 LEG_WORTH = 8  # for the time left: a server's start and end take about as long as eight requests of the seed's workload
 
 
 class Supervisor:
     """One run from its lease to its last leg."""
 
-    def __init__(self, state: RunState) -> None:
+    def __init__(self, state: RunState, boot_id: Callable[[], str | None] = procfs.boot_id) -> None:
+        """`boot_id` tells this boot from the next: a host that restarts gives the lock away and may clear /tmp."""
         run = state.read(state.run)
         assert run is not None, "the controller writes run.json before it starts the keeper"
         self._run = run
         self._state = state
         self._config = settings.load(run["config"])
         self._journal = Journal(state.journal)
+        self._boot_id = boot_id
         self._terminated = False
         self._last_told = 0.0
         self._progress: dict[str, Any] = {}
@@ -57,46 +64,89 @@ class Supervisor:
             raise HarnessError("interrupted", "stopped on request; the leg in flight is void")
 
     def tell(self, news: Mapping[str, Any]) -> None:
-        """Publish progress, at most about ten times a second."""
+        """Publish progress, at most about ten times a second. A full disk is met elsewhere."""
         self._progress.update(news)
         now = time.monotonic()
         if "phase" in news or now - self._last_told > 0.1:
             self._last_told = now
-            write_atomic(self._state.progress, self._progress)
+            with contextlib.suppress(OSError):
+                write_atomic(self._state.progress, self._progress)
 
     def run(self) -> int:
         plan = Plan.from_bytes(self._state.plan.read_bytes())
+        self._ballast.write_bytes(bytes(BALLAST_BYTES))
         context = self._context(plan)
+        booted = self._boot_id()
         self._journal.write(
             "start",
-            boot_id=procfs.boot_id(),
+            boot_id=booted,
             lease=self._lease(),
             earlier=self._run["earlier"],
             nonce=self._run["nonce"],
             host=host.snapshot({"state": self._state.root}),
         )
+        code = self._legs(plan, context, booted)
+        self._end()
+        return code
+
+    def _legs(self, plan: Plan, context: Context, booted: str | None) -> int:
         where = "run"
-        code = EXIT_PASS
         try:
             self._check_host(plan)
             for number, leg in enumerate(plan.legs):
                 where = leg.name
                 self._before_leg(number, leg, plan)
+                self._check_ground(context, booted)
                 self._await_idle_gpu(plan)
                 run_leg(context, leg)
                 self._journal.write("leg", leg=leg.name, leg_sha256=self._leg_digest(leg))
                 self._judge(plan, leg)
         except HarnessError as error:
-            self._journal.write("void", code=error.code, where=where, message=error.message)
-            code = EXIT_VOID
-        except Exception as error:  # a bug of ours: the bundle must say so, and the engine is down by now
-            self._journal.write("void", code="internal-error", where=where, message=repr(error))
+            self._void(error.code, where, error.message)
+            return EXIT_VOID
+        except (
+            Exception
+        ) as error:  # a bug of ours or a full disk: the bundle must say so, and the engine is down by now
             traceback.print_exc()
-            code = EXIT_BUG
+            self._void("internal-error", where, repr(error))
+            return EXIT_BUG
+        return EXIT_PASS
+
+    def _void(self, code: str, where: str, message: str) -> None:
+        """Say why. On a full disk nearly anything can have failed, so that is the reason then."""
+        free = shutil.disk_usage(self._state.root).free >> 20
+        if free < DISK_FULL_MIB:
+            code, message = "disk-full", f"the disk of host.state_dir is full; {code}: {message}"
+        self._ballast.unlink(missing_ok=True)
+        whole, cut = whole_lines(self._state.journal.read_bytes())
+        if cut:  # a line that the full disk cut off
+            os.truncate(self._state.journal, len(whole))
+            self._journal = Journal(self._state.journal)
+        self._journal.write("void", code=code, where=where, message=message)
+
+    def _end(self) -> None:
+        """The last line of the journal. A keeper that somebody stopped is woken: it alone gives the lease back."""
         left = [f"port {self._config.host.port} is open"] if ports.owner(self._config.host.port) else []
-        self._journal.write("end", boot_id=procfs.boot_id(), left_behind=left)
+        self._ballast.unlink(missing_ok=True)
+        woken = keeper.wake(self._state.root)
+        self._journal.write("end", boot_id=self._boot_id(), left_behind=left, keeper_woken=woken)
         self.tell({"phase": "done"})
-        return code
+
+    @property
+    def _ballast(self) -> Path:
+        return self._state.root / BALLAST
+
+    def _check_ground(self, context: Context, booted: str | None) -> None:
+        """What a leg stands on: the lock that others look at is still ours, and it is still the same boot."""
+        path = Path(self._config.host.lease_path)
+        if context.lease_fd is not None and not lease.is_current(context.lease_fd, path):
+            raise HarnessError(
+                "lease-lost",
+                f"{path} was removed or replaced during the run, so others may use the GPU; never delete it",
+            )
+        now = self._boot_id()
+        if now != booted or now is None:
+            raise HarnessError("boot-id", f"the host has restarted during the run: boot id {booted}, now {now}")
 
     def _lease(self) -> dict[str, Any] | None:
         """The keeper's word that it holds the lock: since when, with which fencing token."""
@@ -139,7 +189,7 @@ class Supervisor:
         """No compute process may exist when a leg begins: a free lock proves nothing, and drivers free memory late."""
         deadline = time.monotonic() + self._config.host.memory_return_timeout_s
         while plan.gpu:
-            answer = probe.ask()
+            answer = _ask_gpu()
             if answer.identity is None or answer.processes is None:
                 raise HarnessError("gpu-unreadable", f"whether the GPU is idle cannot be told: {answer.reason}")
             if not answer.processes:
@@ -180,6 +230,14 @@ class Supervisor:
 
     def _leg_digest(self, leg: LegPlan) -> str:
         return canonical.sha256_file(self._state.bundle / "legs" / leg.name / "leg.json")
+
+
+def _ask_gpu() -> probe.GpuAnswer:
+    """The probe's answer; one that died or printed no answer has told nothing, and nothing is not `idle`."""
+    try:
+        return probe.ask()
+    except (OSError, subprocess.SubprocessError, LookupError, TypeError, ValueError) as error:
+        raise HarnessError("nvml-failed", f"the NVML probe gave no usable answer: {error!r}; try nvidia-smi") from error
 
 
 def main(argv: list[str]) -> int:

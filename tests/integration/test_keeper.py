@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness import keeper, lease, process
+from harness import canonical, keeper, lease, process, watchdog
 from harness.errors import UsageError
 from harness.holder import HolderRecord
 from harness.keeper import KeeperPlan, KeeperState
@@ -264,3 +264,77 @@ def test_a_state_folder_serves_one_run_only(host: Host) -> None:
     command = [sys.executable, "-m", "harness.keeper", str(host.folder / "run-1"), "--", "true"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 64 and "give each run its own folder" in done.stderr
+
+
+def see_stopped(found: ProcessId) -> None:
+    process.send(found, signal.SIGSTOP)
+    while not watchdog.stopped(found):
+        process.wait_gone([found], 0.001)
+
+
+def test_a_supervisor_that_stays_stopped_is_ended_and_the_state_says_so(host: Host) -> None:
+    host.launch(PLAIN, stall_s=0.05, grace_s=0.05)
+    (supervisor,) = host.heard()
+    see_stopped(supervisor)
+    state = host.ended()
+    assert (state.phase, state.code, state.exit()) == ("failed", "supervisor-stopped", Exit(None, signal.SIGKILL))
+    assert state.message is not None and f"pid {supervisor.pid}" in state.message
+    assert lease.describe(host.lock).held is False
+
+
+def test_a_supervisor_that_is_continued_in_time_goes_on(host: Host) -> None:
+    code = SAY + "on_term(lambda *_: sys.exit(7)); say([os.getpid()])\nstay()\n"
+    found = host.launch(code, stall_s=3600)
+    (supervisor,) = host.heard()
+    see_stopped(supervisor)
+    while "makes no progress" not in (host.state().message or ""):
+        process.wait_gone([found], 0.01)
+    process.send(supervisor, signal.SIGCONT)
+    while host.state().message != "the supervisor goes on":
+        process.wait_gone([found], 0.01)
+    process.send(found, signal.SIGTERM)
+    state = host.ended()
+    assert (state.phase, state.code, state.exit()) == ("released", None, Exit(7, None))
+
+
+def test_a_stopped_keeper_is_woken_by_the_run_that_ends(host: Host) -> None:
+    found = host.launch(POLITE)
+    (supervisor,) = host.heard()
+    assert not keeper.wake(host.folder / "run-1")
+    see_stopped(found)
+    process.send(supervisor, signal.SIGTERM)
+    assert keeper.wake(host.folder / "run-1")
+    assert (host.ended().phase, lease.describe(host.lock).held) == ("released", False)
+
+
+# A worker that was spawned, so that it has no descriptor of the lease, and that no signal of the keeper's reaches: as
+# one does that is stuck in a driver.
+SPAWNER = SAY + (
+    "import subprocess\n"
+    "worker = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], start_new_session=True)\n"
+    "say([os.getpid(), worker.pid]); stay()\n"
+)
+STUCK = (
+    "import sys\nfrom harness import keeper, process\n"
+    "process.send = lambda found, number: False\nkeeper.KILL_S = 0.01\nsys.exit(keeper.main(sys.argv[1:]))\n"
+)
+
+
+def test_what_outlives_kill_makes_the_host_dirty_for_the_next_run_even_if_the_keeper_is_killed(host: Host) -> None:
+    folder = host.folder / "run-1"
+    folder.mkdir()
+    (folder / keeper.PLAN).write_bytes(canonical.dumps(vars(host.plan("run-1", grace_s=0.01))))
+    argv = [sys.executable, "-c", STUCK, str(folder), "--", *host.argv(SPAWNER)]
+    with subprocess.Popen(argv, cwd=REPOSITORY, start_new_session=True) as running:
+        supervisor, worker = host.heard()
+        process.send(supervisor, signal.SIGKILL)
+        while not host.state().survivors:
+            process.wait_gone([worker], 0.01)
+        assert (host.state().phase, lease.describe(host.lock).held) == ("draining", True)
+        running.kill()
+    with pytest.raises(UsageError, match=rf"host is dirty: pid {worker.pid} .*outlived KILL in run run-1") as caught:
+        lease.acquire(host.lock, 0, HolderRecord.mine("run-2"), lambda sentence: None)
+    assert (caught.value.code, procfs.is_alive(worker)) == ("host-dirty", True)
+    process.send(worker, signal.SIGKILL)
+    assert process.wait_gone([worker], 60)
+    lease.acquire(host.lock, 0, HolderRecord.mine("run-2"), lambda sentence: None).release()

@@ -28,7 +28,7 @@ from harness import lease
 from harness.errors import UsageError
 path, user, timeout, then = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
 lease.describe(path.with_name('absent'))
-lease._magic(0)
+lease._filesystem(0)
 if user: os.setgroups([]); os.setgid(user); os.setuid(user)
 try:
     tell = lambda sentence: print(json.dumps(sentence), flush=True)

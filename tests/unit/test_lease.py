@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from harness import holder, lease
-from harness.errors import UsageError
+from harness.errors import HarnessError, UsageError
 from harness.holder import HolderRecord
 from harness.telemetry import procfs
+from harness.telemetry.procfs import ProcessId
 
 
 @pytest.fixture
@@ -165,11 +166,89 @@ def test_a_lock_without_its_folder_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("magic", "name"),
-    [(0x6969, "NFS"), (0xFF534D42, "CIFS"), (-0xACB2BE, "CIFS"), (0x65735546, "FUSE"), (0xEF53, None)],
+    ("kind", "word"),
+    [
+        *((kind, "NFS") for kind in ("nfs", "nfs4")),
+        *(("cifs", "CIFS"), ("9p", "9p"), ("virtiofs", "virtiofs"), ("fuse.sshfs", "fuse.sshfs"), ("fuse", "fuse")),
+        *((kind, None) for kind in ("ext4", "tmpfs", "overlay", "btrfs", "fuse.fuse-overlayfs", "fuseblk", None)),
+    ],
 )
-def test_file_systems_of_other_hosts_are_refused(magic: int, name: str | None) -> None:
-    assert lease.remote_filesystem(magic) == name
+def test_file_systems_of_other_hosts_are_refused_and_local_ones_are_not(kind: str | None, word: str | None) -> None:
+    found = lease.remote_filesystem(kind)
+    assert found is None if word is None else word in str(found)
+
+
+MOUNTS = """\
+27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+40 27 0:44 / /home rw,relatime - nfs4 server:/home rw,vers=4.2
+41 27 0:44 / /home2 rw,relatime shared:7 master:3 - fuse.sshfs me@there:/ rw
+42 27 0:45 / /odd\\040name rw - fuse.fuse-overlayfs fuse-overlayfs rw
+cut off
+"""
+
+
+@pytest.mark.parametrize(
+    ("mount_id", "device", "kind"),
+    [
+        ("40", os.makedev(0, 99), "nfs4"),
+        ("42", os.makedev(254, 0), "fuse.fuse-overlayfs"),
+        (None, os.makedev(254, 0), "ext4"),
+        (None, os.makedev(0, 44), "fuse.sshfs"),
+        ("77", os.makedev(0, 77), None),
+    ],
+)
+def test_a_file_system_is_found_by_its_mount_and_else_by_its_device(
+    mount_id: str | None, device: int, kind: str | None
+) -> None:
+    assert lease.filesystem_type(MOUNTS, mount_id, device) == kind
+
+
+def test_a_lease_on_a_network_file_system_is_refused_with_the_mend(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "_filesystem", lambda descriptor: "nfs4")
+    before = descriptors()
+    error = refusal(path)
+    assert (error.code, "NFS" in str(error), "local disk" in str(error)) == ("lease-remote", True, True)
+    assert descriptors() == before
+
+
+def survivor_of(pid: int) -> tuple[tuple[int, int], ...]:
+    return ((pid, start_of(pid)),)
+
+
+def test_a_host_with_a_process_that_outlived_kill_is_dirty_and_nobody_starts_on_it(path: Path) -> None:
+    held = take(path, "run-7")
+    held.report([ProcessId(os.getppid(), start_of(os.getppid()))])
+    assert holder.read_record(path) == held.holder
+    held.release()
+    error = refusal(path)
+    assert error.code == "host-dirty"
+    assert f"pid {os.getppid()} (" in str(error) and "run run-7" in str(error) and "reboot" in str(error)
+    assert "host is dirty" in lease.describe(path).sentence
+
+
+@pytest.mark.parametrize("change", [{"boot_id": "another"}, {"survivors": [[1, 1]]}, {"survivors": []}])
+def test_a_host_is_clean_again_after_a_reboot_and_once_the_survivor_is_gone(
+    path: Path, change: dict[str, object]
+) -> None:
+    path.touch()
+    dirty = replace(mine("old"), since="x", released="y", survivors=survivor_of(os.getppid()))
+    holder.write_record(path, HolderRecord.from_json({**dirty.to_json(), **change}))
+    with take(path) as held:
+        assert held.holder.survivors == ()
+
+
+@pytest.mark.parametrize("survivors", [1, [1], [[1]], [["1", 2]], [[1, True]]])
+def test_survivors_that_are_no_pairs_of_numbers_are_no_record(survivors: object) -> None:
+    with pytest.raises(HarnessError, match="survivors"):
+        HolderRecord.from_json({**mine().to_json(), "survivors": survivors})
+
+
+def test_the_record_of_a_later_holder_is_not_overwritten_by_a_release(path: Path) -> None:
+    first = take(path, "run-7")
+    later = replace(first.holder, run_id="run-8", token=first.holder.token + 1)
+    holder.write_record(path, later)
+    first.release()
+    assert holder.read_record(path) == later
 
 
 def test_an_unlinked_lock_is_not_mistaken_for_the_lock(path: Path) -> None:
