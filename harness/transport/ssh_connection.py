@@ -17,7 +17,7 @@ __all__ = ["Connection"]
 
 
 class Connection:
-    """An authenticated link, used by one thread at a time. A context manager; leaving it closes the link."""
+    """An authenticated link, closed on leaving the context. Runs and transfers may overlap in threads."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -54,12 +54,20 @@ class Connection:
         stdout: Path | None = None,
         stderr: Path | None = None,
         limit: int = 1 << 20,
+        grace_s: float = 3.0,
     ) -> Outcome:
         """Run a program (no shell reads `argv`) and wait for its end. See `ssh_exec.run` and `Outcome`."""
         from harness.transport import ssh_exec
 
         return ssh_exec.run(
-            self._link, argv, stdin=stdin, timeout_s=timeout_s, stdout=stdout, stderr=stderr, limit=limit
+            self._link,
+            argv,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            stdout=stdout,
+            stderr=stderr,
+            limit=limit,
+            grace_s=grace_s,
         )
 
     def put(self, data: bytes | Path, remote: str, *, mode: int = 0o600) -> str:

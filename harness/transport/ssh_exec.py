@@ -183,7 +183,7 @@ def _follow(link: Link, channel: Any, stdin: bytes, sinks: tuple[_Sink, _Sink], 
     _settle(readers, sinks)
     if timed_out:
         return "timeout"
-    if not link.alive() and not channel.eof_received:
+    if not channel.eof_received and not any(reader.is_alive() for reader in readers):
         return "lost"  # the status may have come, but not all of the output
     if channel.exit_signal is not None:
         return "signal"

@@ -65,15 +65,11 @@ def _session(link: Link, what: str) -> Iterator[Any]:
                 channel.invoke_subsystem("sftp")
                 yield paramiko.SFTPClient(_Guard(link, channel))  # type: ignore[arg-type]
         except TimeoutError as error:
-            if not link.alive():
-                raise link.lost_error(f"transferring {what}") from error
             raise HarnessError(
                 "sftp-stalled",
                 f"{link.target}: {what}: SFTP gave no answer for {link.silence_s:g} s though the link is alive",
             ) from error
         except OSError as error:
-            if not link.alive():
-                raise link.lost_error(f"transferring {what}") from error
             raise HarnessError(
                 "remote-file", f"{link.target}: {what}: {error.strerror or error or 'SFTP failed without a reason'}"
             ) from error

@@ -25,6 +25,7 @@ __all__ = ["Link"]
 EXIT_SIGNAL = "exit-signal"
 CHANNEL_REQUEST = 98  # SSH_MSG_CHANNEL_REQUEST, RFC 4254 section 9
 RSA = ("rsa-sha2-512", "rsa-sha2-256", "ssh-rsa")  # one kind of key, three kinds of signature
+SETTLE_S = 0.2
 WINDOW = 4 << 20  # bytes in flight a channel
 
 # paramiko logs each lost link with a traceback; ours is one sentence, raised where it matters.
@@ -108,10 +109,13 @@ class Link:
             yield
         except paramiko.ChannelException as error:
             raise HarnessError("ssh-channel", f"{self.target}: {doing} was refused ({error})") from error
-        except (paramiko.SSHException, EOFError, ConnectionError) as error:
-            if self.alive():
-                raise HarnessError("ssh-channel", f"{self.target}: {doing} failed ({error})") from error
-            raise self.lost_error(doing) from error
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            self.transport.join(SETTLE_S)  # a dying transport wakes its channels before it says that it is dead
+            if not self.alive():
+                raise self.lost_error(doing) from error
+            if isinstance(error, OSError):
+                raise
+            raise HarnessError("ssh-channel", f"{self.target}: {doing} failed ({error})") from error
 
     def lost_error(self, doing: str) -> HarnessError:
         reason = self.lost or "the other side closed it"
