@@ -14,6 +14,8 @@ from harness.plan import LegPlan, Plan
 from harness.records import (
     ArmProof,
     CacheDrop,
+    Canary,
+    GpuLook,
     Leg,
     LoadReport,
     MemoryReturn,
@@ -21,6 +23,7 @@ from harness.records import (
     ModelGate,
     PlanReport,
     RequestRecord,
+    SamplerReport,
 )
 
 __all__ = ["DERIVED", "FORMAT", "manifest_bytes", "read_leg", "read_legs", "seal", "seal_bytes", "write_new"]
@@ -91,6 +94,7 @@ def read_leg(folder: Path, planned: LegPlan) -> Leg:
     before, after = _json(folder / "host-before.json"), _json(folder / "host-after.json")
     plans = _json(folder / "plans.json")
     sha = plans.get("document_sha256") if plans else None
+    sampler = _json(folder / "sampler.json")
     return Leg(
         name=planned.name,
         kind=planned.kind,
@@ -110,6 +114,11 @@ def read_leg(folder: Path, planned: LegPlan) -> Leg:
         arm_proof=_optional(ArmProof.from_json, head.get("arm_proof")),
         model_gate=_optional(ModelGate.from_json, head.get("model_gate")),
         texts=tuple(str(row["text"]) for row in _lines(folder / "texts.jsonl")),
+        gpu_before=_optional(GpuLook.from_json, before.get("gpu")),
+        gpu_after=_optional(GpuLook.from_json, after.get("gpu")),
+        canary_before=_optional(Canary.from_json, before.get("canary")),
+        canary_after=_optional(Canary.from_json, after.get("canary")),
+        sampler=SamplerReport.from_json(sampler) if "gpu_method" in sampler else None,
     )
 
 

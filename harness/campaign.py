@@ -47,7 +47,7 @@ def plan(
         baseline=_arm(config.engine.baseline),
         subject=dict(subject),
         capabilities=tuple(sorted(capabilities)),
-        host={**host, "name": config.host.name},
+        host={**host, "name": config.host.name, "canary_factor": config.host.canary_factor},
         gpu=gpu and "gpu" in capabilities,
         corpus=dict(corpus),
         frozen_plan_sha256=frozen_plan_sha256,

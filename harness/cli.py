@@ -39,6 +39,15 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("key", nargs="?", default="")
     prepare = commands.add_parser("prepare", help="install what an engine needs: `prepare engine=llama_cpp`")
     prepare.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    doctor = commands.add_parser("doctor", help="what of a host helps or hinders a run, and what to do")
+    doctor.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    doctor.add_argument("--json", action="store_true", help="rows and facts as one JSON document")
+    inspect = commands.add_parser("inspect", help="read-only: matching lines, SHA-256 and size of files")
+    inspect.add_argument("files", nargs="+", metavar="FILE")
+    inspect.add_argument("--match", metavar="REGEX", help="show the lines in which it is found; none is a fault")
+    inspect.add_argument("--expect-sha256", action="append", default=[], metavar="HEX", help="once for each FILE")
+    inspect.add_argument("--expect-size", action="append", default=[], type=int, metavar="N", help="bytes, likewise")
+    inspect.add_argument("--json", action="store_true", help="the findings as one JSON document")
     add_verbs(commands.add_parser("plans", help="plan documents: show, import, export, diff, merge, freeze, audit"))
     return parser
 
@@ -95,6 +104,19 @@ def _prepare(options: argparse.Namespace) -> int:
     return EXIT_PASS
 
 
+def _doctor(options: argparse.Namespace) -> int:
+    from harness.doctor.command import doctor
+
+    return doctor(options.overrides, options.json)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from harness.inspect import expectations, run
+
+    wanted = expectations(options.files, options.expect_sha256, options.expect_size)
+    return run(wanted, options.match, options.json)
+
+
 def _plans(options: argparse.Namespace) -> int:
     from harness.plans.verbs import run
 
@@ -105,7 +127,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
         options = _parser().parse_args(argv)
-        commands = {"run": _run, "verify": _verify, "explain": _explain, "prepare": _prepare, "plans": _plans}
+        commands = {
+            "run": _run,
+            "verify": _verify,
+            "explain": _explain,
+            "prepare": _prepare,
+            "doctor": _doctor,
+            "inspect": _inspect,
+            "plans": _plans,
+        }
         return commands[options.command](options)
     except HarnessError as error:
         print(f"{error.code}: {error.message}", file=sys.stderr)

@@ -64,6 +64,9 @@ class HostConfig:
         "how long MemAvailable may take to come back after a leg", unit="s", default=60.0
     )
     sample_period_s: float = key("period of the memory sampler", unit="s", default=0.1)
+    canary_factor: float = key(
+        "void a leg whose canary (a fixed copy and product) is slower than the run's median by this factor", default=2.5
+    )
 
 
 @dataclass

@@ -22,7 +22,7 @@ from harness.errors import HarnessError
 from harness.plan import LegPlan, partition
 from harness.process import Owned
 from harness.series import Series, log_end, run_series
-from harness.telemetry import host, pagecache, procfs
+from harness.telemetry import host, pagecache, procfs, record
 
 __all__ = ["run_leg"]
 
@@ -228,10 +228,11 @@ def _timed(context: Context, leg: LegPlan, folder: Path) -> None:
     warmups = context.config.client.warmups
     series = Series(prompts, leg.concurrency, leg.concurrency if warmups is None else warmups)
     with _server(context, leg, folder, sample=True) as owned:
+        ready_ns = time.monotonic_ns()
         load = run_series(context, series, owned, folder)
     _after(context, folder, baseline)
     _write_plans(context, leg, folder, before)
-    _write(folder, "leg.json", _leg_head(context, leg, owned, load=load))
+    _write(folder, "leg.json", _leg_head(context, leg, owned, load=load, **record.peaks(folder, ready_ns)))
 
 
 def _roots(context: Context) -> list[Path]:
@@ -245,7 +246,8 @@ def _before(context: Context, folder: Path) -> int | None:
     context.tell({"phase": "dropping the page cache"})
     drop = pagecache.drop(_roots(context))
     snapshot = host.snapshot({"state": context.state.root})
-    _write(folder, "host-before.json", {**snapshot, "cache_drop": drop.to_json()})
+    looked = record.before()  # after the baseline: pages that its processes free reach MemAvailable a moment late
+    _write(folder, "host-before.json", {**snapshot, **looked, "cache_drop": drop.to_json()})
     available = snapshot["mem_available_kib"]
     floor = context.config.host.min_mem_available_mib * 1024
     if available is not None and available < floor:
@@ -258,7 +260,8 @@ def _after(context: Context, folder: Path, baseline: int | None) -> None:
     drop = pagecache.drop(_roots(context))
     returned = _await_memory(context, folder, baseline)
     snapshot = host.snapshot({"state": context.state.root})
-    _write(folder, "host-after.json", {**snapshot, "cache_drop": drop.to_json(), "memory_return": returned})
+    looked = record.after(folder / "host-before.json")
+    _write(folder, "host-after.json", {**snapshot, **looked, "cache_drop": drop.to_json(), "memory_return": returned})
 
 
 def _await_memory(context: Context, folder: Path, baseline: int | None) -> dict[str, Any] | None:

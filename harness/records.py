@@ -15,7 +15,10 @@ from harness.errors import HarnessError
 __all__ = [
     "ArmProof",
     "CacheDrop",
+    "Canary",
     "Check",
+    "GpuLook",
+    "GpuState",
     "Leg",
     "LoadReport",
     "MemoryReturn",
@@ -23,6 +26,7 @@ __all__ = [
     "ModelGate",
     "PlanReport",
     "RequestRecord",
+    "SamplerReport",
 ]
 
 
@@ -218,6 +222,86 @@ class ModelGate:
 
 
 @dataclass(frozen=True)
+class GpuState:
+    """One board at one moment. `reasons` are the clock event reasons now active, `counters_ns` their times so far.
+
+    What the board does not answer is None (or absent) and has its reason in `absent`, by the same name.
+    """
+
+    uuid: str
+    temperature_c: int | None
+    power_mw: int | None
+    sm_mhz: int | None
+    memory_mhz: int | None
+    reasons: tuple[str, ...] | None
+    counters_ns: Mapping[str, int | None]
+    absent: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        counters = {name: None if value is None else str(value) for name, value in self.counters_ns.items()}
+        return {**asdict(self), "counters_ns": counters}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> GpuState:
+        values = _known(cls, data, "a GPU's state")
+        counters = {name: None if value is None else int(value) for name, value in values["counters_ns"].items()}
+        reasons = values["reasons"]
+        return cls(**{**values, "counters_ns": counters, "reasons": None if reasons is None else tuple(reasons)})
+
+
+@dataclass(frozen=True)
+class GpuLook:
+    """What NVML said right before or after a leg: who it is (driver, library, devices) and how each board does.
+
+    `identity` is None where there is no NVML device; `reason` says why.
+    """
+
+    identity: Mapping[str, Any] | None
+    states: tuple[GpuState, ...]
+    reason: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "identity": self.identity,
+            "states": [state.to_json() for state in self.states],
+            "reason": self.reason,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> GpuLook:
+        values = _known(cls, data, "a look at the GPUs")
+        return cls(**{**values, "states": tuple(GpuState.from_json(item) for item in values["states"])})
+
+
+@dataclass(frozen=True)
+class Canary:
+    """Best times of fixed work by name (cpu_copy, cpu_gemv, gpu_copy, gpu_gemv); `absent` has the others' reasons."""
+
+    best_ns: Mapping[str, int]
+    absent: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Canary:
+        return cls(**_known(cls, data, "a canary"))
+
+
+@dataclass(frozen=True)
+class SamplerReport:
+    """How one leg's memory was measured: by which GPU method, and how often in full (PSS) and in short (RSS)."""
+
+    gpu_method: str | None
+    samples: int
+    smaps_samples: int
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SamplerReport:
+        return cls(**_known(cls, data, "a sampler's report"))
+
+
+@dataclass(frozen=True)
 class Leg:
     """Everything one server process left behind. `kind` is seed, model-gate, sequential or timed.
 
@@ -243,6 +327,11 @@ class Leg:
     arm_proof: ArmProof | None = None
     model_gate: ModelGate | None = None
     texts: tuple[str, ...] = ()
+    gpu_before: GpuLook | None = None
+    gpu_after: GpuLook | None = None
+    canary_before: Canary | None = None
+    canary_after: Canary | None = None
+    sampler: SamplerReport | None = None
 
 
 @dataclass(frozen=True)

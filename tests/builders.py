@@ -15,6 +15,9 @@ from harness.plan import LegPlan, Plan, partition, prompts_digest
 from harness.records import (
     ArmProof,
     CacheDrop,
+    Canary,
+    GpuLook,
+    GpuState,
     Leg,
     LoadReport,
     MemoryReturn,
@@ -22,6 +25,7 @@ from harness.records import (
     ModelGate,
     PlanReport,
     RequestRecord,
+    SamplerReport,
 )
 from harness.report import markdown
 from harness.settings import compose_config
@@ -37,6 +41,7 @@ SMALL = (
 )
 MS = 1_000_000
 SHA = "a" * 64
+CANARY = Canary({"cpu_copy": 2_500_000, "cpu_gemv": 15_000}, dict.fromkeys(("gpu_copy", "gpu_gemv"), "no NVML device"))
 
 
 def small_config(*overrides: str) -> Config:
@@ -122,7 +127,7 @@ def _timed(base: Leg, plan: Plan, scale: float) -> Leg:
     ttft, gap = round(10 * MS * scale), round(MS * scale)
     records = tuple(request(index, index * 20 * MS, ttft_ns=ttft + index, gap_ns=gap) for index in range(count))
     drop = CacheDrop(True, 3, SHA, 0)
-    return replace(
+    timed = replace(
         base,
         requests=records,
         load=load_report(base.concurrency, count, round(1000 * MS * scale)),
@@ -131,12 +136,33 @@ def _timed(base: Leg, plan: Plan, scale: float) -> Leg:
         cache_before=drop,
         cache_after=drop,
         memory_return=MemoryReturn(True, 100_000, 99_990, 1000),
+        canary_before=CANARY,
+        canary_after=CANARY,
     )
+    return replace(timed, **_gpu_records()) if plan.gpu else timed
 
 
-def sample(step: int, kib: int | None, available: int = 90_000) -> MemorySample:
+def _gpu_records() -> dict[str, Any]:
+    """What a leg on a GPU has beside the rest: 4,096 MiB in every live sample and a cool board."""
+    look = GpuLook({"driver_version": "580.10"}, (gpu_state(),), None)
+    rows = (sample(0, 1000, gpu=4096), sample(1, 1100, gpu=4096), sample(2, None))
+    return {
+        "memory": rows,
+        "gpu_before": look,
+        "gpu_after": look,
+        "sampler": SamplerReport("per-process-sum", len(rows), len(rows)),
+    }
+
+
+def gpu_state(uuid: str = "GPU-0", **counters: int | None) -> GpuState:
+    known = {"sw_thermal": 5, "hw_thermal": 0, "hw_power_brake": 0, **counters}
+    return GpuState(uuid, 50, 30_000, 2400, None, ("gpu_idle",), known, {"memory_mhz": "not supported"})
+
+
+def sample(step: int, kib: int | None, available: int = 90_000, gpu: int | None = None) -> MemorySample:
     alive = kib is not None
-    return MemorySample(step * 100 * MS, alive, ((42, 7),) if alive else (), kib, kib, available, None, "no-nvml")
+    reason = None if gpu is not None else "no-nvml"
+    return MemorySample(step * 100 * MS, alive, ((42, 7),) if alive else (), kib, kib, available, gpu, reason)
 
 
 def good_legs(plan: Plan, *, scale_a: float = 1.0, scale_b: float = 1.0) -> list[Leg]:
@@ -176,8 +202,16 @@ def write_leg(folder: Path, leg: Leg) -> None:
         bundle.write_new(
             folder / "plans.json", canonical.dumps({"report": leg.plans.to_json(), "document_sha256": sha})
         )
+    if leg.sampler is not None:
+        bundle.write_new(folder / "sampler.json", canonical.dumps(vars(leg.sampler)))
     if leg.cache_before and leg.cache_after and leg.memory_return:
         before = {"mem_available_kib": leg.mem_baseline_kib, "cache_drop": vars(leg.cache_before)}
         after = {"cache_drop": vars(leg.cache_after), "memory_return": vars(leg.memory_return)}
+        for host, look, canary in (
+            (before, leg.gpu_before, leg.canary_before),
+            (after, leg.gpu_after, leg.canary_after),
+        ):
+            host |= {"gpu": look.to_json()} if look else {}
+            host |= {"canary": canary.to_json()} if canary else {}
         bundle.write_new(folder / "host-before.json", canonical.dumps(before))
         bundle.write_new(folder / "host-after.json", canonical.dumps(after))

@@ -1,7 +1,8 @@
 """GPU memory by process through NVML. Used inside the sampler's own exec'd process alone (NVML does not survive fork).
 
 Only compute processes count, summed over devices: on unified memory (GB10) the device's own memory is not supported or
-answers zeros, and an idle desktop's graphics memory is nobody's arm. `module` is `pynvml` of nvidia-ml-py.
+answers zeros, and an idle desktop's graphics memory is nobody's arm. A board in MIG mode is asked slice by slice: it
+refuses as a whole, or answers with what belongs to others. `module` is `pynvml` of nvidia-ml-py.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 from harness.errors import HarnessError
+from harness.records import GpuState
+from harness.telemetry import thermal
 
-__all__ = ["METHOD", "Device", "GpuProcess", "GpuReading", "Nvml", "attribute", "text"]
+__all__ = ["METHOD", "Device", "GpuProcess", "GpuReading", "Nvml", "attribute", "owner", "text"]
 
 METHOD = "per-process-sum"
 MIB = 1 << 20
@@ -93,16 +97,35 @@ class Nvml:
             raise _init_error(self._nvml, error)
         try:
             count = self._nvml.nvmlDeviceGetCount()
-            self._handles = [self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+            self._boards = [self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+            self._handles = [unit for board in self._boards for unit in self._units(board)]
             self.devices = tuple(self._device(handle) for handle in self._handles)
         except self._nvml.NVMLError as error:
             self.close()
             raise HarnessError("nvml-failed", f"NVML lists no devices: {error}; check the driver with nvidia-smi")
         if not self.devices:
             self.close()
+            if self._boards:
+                raise HarnessError("mig-empty", "MIG mode is on and no slice is visible; create one or switch MIG off")
             raise HarnessError("no-nvml", "NVML works but this machine has no NVIDIA device")
         self.driver_version = self._version("nvmlSystemGetDriverVersion")
         self.library_version = self._version("nvmlSystemGetNVMLVersion")
+
+    def _units(self, board: Any) -> list[Any]:
+        """The board itself, or its slices where MIG mode is on: the whole is never asked then."""
+        try:
+            on, _ = self._nvml.nvmlDeviceGetMigMode(board)
+        except (self._nvml.NVMLError, AttributeError):
+            return [board]
+        if on != self._nvml.NVML_DEVICE_MIG_ENABLE:
+            return [board]
+        slices = []
+        for index in range(self._nvml.nvmlDeviceGetMaxMigDeviceCount(board)):
+            try:
+                slices.append(self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(board, index))
+            except self._nvml.NVMLError:  # an empty place, or somebody else's
+                continue
+        return slices
 
     def _device(self, handle: Any) -> Device:
         return Device(text(self._nvml.nvmlDeviceGetUUID(handle)), text(self._nvml.nvmlDeviceGetName(handle)))
@@ -129,6 +152,19 @@ class Nvml:
         except self._nvml.NVMLError as error:
             return GpuReading(None, total, used, f"compute processes not readable: {error}")
         return GpuReading(processes, total, used, None)
+
+    def boards(self) -> tuple[GpuState, ...]:
+        """Heat, clocks and throttling of every board, MIG or not."""
+        found = []
+        for board in self._boards:
+            uuid = text(self._nvml.nvmlDeviceGetUUID(board))
+            found.append(thermal.read(self._nvml, board, uuid))
+        return tuple(found)
+
+    def warnings(self) -> list[str]:
+        return [
+            f"the name of {one.uuid} is not UTF-8" for one in self.devices if "\N{REPLACEMENT CHARACTER}" in one.name
+        ]
 
     def _bytes(self, value: int | None) -> int | None:
         """The binding maps NVML's not-available mark to None; older ones hand the mark itself out."""
@@ -159,6 +195,19 @@ class Nvml:
 
     def close(self) -> None:
         self._nvml.nvmlShutdown()
+
+
+def owner(owners: Mapping[str, Iterable[str]] | None = None) -> str:
+    """The distribution that gives the module `pynvml`. HarnessError `nvml-conflict` where two do.
+
+    `owners` is `importlib.metadata.packages_distributions()`. Which of two is imported depends on the order of their
+    installation, and an old one lacks queries that the other has.
+    """
+    found = sorted(set((metadata.packages_distributions() if owners is None else owners).get("pynvml", ())))
+    if len(found) > 1:
+        mend = "uninstall all of them, then install nvidia-ml-py"
+        raise HarnessError("nvml-conflict", f"{', '.join(found)} all install the module pynvml; {mend}")
+    return found[0] if found else "unknown"
 
 
 def _load() -> Any:

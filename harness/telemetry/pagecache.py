@@ -18,7 +18,7 @@ from harness import canonical
 from harness.errors import HarnessError
 from harness.telemetry import procfs
 
-__all__ = ["METHOD", "DropReport", "DroppedFile", "drop", "inventory", "resident_bytes"]
+__all__ = ["METHOD", "DropReport", "Droppable", "DroppedFile", "drop", "droppable", "inventory", "resident_bytes"]
 
 METHOD = "posix_fadvise-dontneed+mincore"
 TRIES = 3
@@ -99,6 +99,31 @@ def drop(roots: Sequence[Path], *, pause: Callable[[float], object] = time.sleep
         succeeded=after == 0,
         files=files,
     )
+
+
+@dataclass(frozen=True)
+class Droppable:
+    """Whether a drop of `files` could be proven (`told`), and who maps some of them now, which would keep them."""
+
+    files: int
+    told: bool
+    mapped_by: tuple[int, ...]
+
+
+def droppable(root: Path) -> Droppable:
+    """Look at the files under `root` without dropping any. HarnessError `cache-root` as `drop`."""
+    found, _ = inventory([root])
+    told = True
+    for one in found:
+        try:
+            descriptor = os.open(one.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise HarnessError("cache-root", f"cannot open {one.path}: {error.strerror}; make it readable")
+        try:
+            told = told and _residency_is_told(descriptor, one.path)
+        finally:
+            os.close(descriptor)
+    return Droppable(len(found), told, _mapped_by(*(one.inode for one in found)))
 
 
 def _sum(parts: Sequence[int | None]) -> int | None:
@@ -207,16 +232,15 @@ def resident_bytes(descriptor: int) -> int:
     return pages * page
 
 
-def _mapped_by(inode: tuple[int, int]) -> tuple[int, ...]:
-    """Pids that map the file, as far as this user may see."""
-    device = f"{os.major(inode[0]):02x}:{os.minor(inode[0]):02x}"
-    wanted = [device.encode(), str(inode[1]).encode()]
+def _mapped_by(*inodes: tuple[int, int]) -> tuple[int, ...]:
+    """Pids that map one of the files, as far as this user may see."""
+    wanted = {(f"{os.major(dev):02x}:{os.minor(dev):02x}".encode(), str(number).encode()) for dev, number in inodes}
     found = []
     for pid in procfs.pids():
         try:
             maps = Path(f"/proc/{pid}/maps").read_bytes()
         except OSError:
             continue
-        if any(line.split(None, 5)[3:5] == wanted for line in maps.splitlines()):
+        if any(tuple(line.split(None, 5)[3:5]) in wanted for line in maps.splitlines()):
             found.append(pid)
     return tuple(sorted(found))

@@ -1,11 +1,10 @@
-"""Which GPUs NVML knows and who computes on them, asked in a process of its own: `python -m harness.telemetry.probe`.
+"""Which GPUs NVML knows, who computes on them, how they do: `python -m harness.telemetry.probe`, a process of its own.
 
 Its own process, since NVML must not be initialised where something is forked later, and may hang with its driver.
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +12,11 @@ from typing import Any
 
 from harness import canonical
 from harness.errors import HarnessError
-from harness.telemetry.nvml import Nvml
+from harness.records import GpuLook, GpuState
+from harness.telemetry import bounded
+from harness.telemetry.nvml import Nvml, owner
 
-__all__ = ["GpuAnswer", "ask", "main", "read_answer"]
+__all__ = ["GpuAnswer", "answer", "ask", "main", "read_answer"]
 
 TIMEOUT_S = 30.0
 
@@ -27,17 +28,27 @@ class GpuAnswer:
     identity: Mapping[str, Any] | None
     processes: tuple[tuple[int, int | None], ...] | None
     reason: str | None
+    boards: tuple[GpuState, ...] = ()
+
+    def look(self) -> GpuLook:
+        """The part that is recorded around a leg."""
+        return GpuLook(self.identity, self.boards, self.reason if self.identity is None else None)
 
 
-def ask() -> GpuAnswer:
+def ask(timeout_s: float = TIMEOUT_S) -> GpuAnswer:
     """Run the probe. HarnessError `nvml-…` for a broken driver, `nvml-hangs` when it does not answer in time."""
+    return read_answer(answer(timeout_s))
+
+
+def answer(timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """The probe's document; one without an answer has `code` and `message` as one that failed."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "harness.telemetry.probe"], capture_output=True, timeout=TIMEOUT_S, check=True
-        )
-    except subprocess.TimeoutExpired:
-        raise HarnessError("nvml-hangs", f"NVML did not answer within {TIMEOUT_S:g} s; look at dmesg and nvidia-smi")
-    return read_answer(canonical.loads(done.stdout, "the NVML probe"))
+        document = canonical.loads(bounded.python("harness.telemetry.probe", timeout_s=timeout_s), "the NVML probe")
+    except bounded.Unanswered as error:
+        code = "nvml-hangs" if error.hung else "nvml-failed"
+        return {"code": code, "message": f"the NVML probe: {error}; look at dmesg and nvidia-smi"}
+    assert isinstance(document, dict)
+    return document
 
 
 def read_answer(document: Mapping[str, Any]) -> GpuAnswer:
@@ -49,19 +60,28 @@ def read_answer(document: Mapping[str, Any]) -> GpuAnswer:
         raise HarnessError(code, str(document["message"]))
     listed = document["processes"]
     processes = None if listed is None else tuple((int(pid), used) for pid, used in listed)
-    return GpuAnswer(document["identity"], processes, document["reason"])
+    boards = tuple(GpuState.from_json(item) for item in document.get("boards", ()))
+    return GpuAnswer(document["identity"], processes, document["reason"], boards)
 
 
 def main() -> int:
-    answer: dict[str, Any]
+    found: dict[str, Any]
     try:
         nvml = Nvml()
         reading = nvml.read()
         listed = None if reading.processes is None else [[one.pid, one.used_bytes] for one in reading.processes]
-        answer = {"identity": nvml.identity(), "processes": listed, "reason": reading.reason}
+        found = {
+            "identity": {**nvml.identity(), "binding": owner()},
+            "processes": listed,
+            "reason": reading.reason,
+            "device_total_mib": reading.device_total_mib,
+            "device_used_mib": reading.device_used_mib,
+            "boards": [board.to_json() for board in nvml.boards()],
+            "warnings": nvml.warnings(),
+        }
     except HarnessError as error:
-        answer = {"code": error.code, "message": error.message}
-    sys.stdout.write(canonical.dumps(answer).decode())
+        found = {"code": error.code, "message": error.message}
+    sys.stdout.write(canonical.dumps(found).decode())
     return 0
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "parse_stat",
     "pids",
     "read_stat",
+    "resident",
     "scan",
     "started_at",
 ]
@@ -200,6 +201,23 @@ def footprint(processes: Iterable[ProcessId]) -> Footprint:
         pss = None if pss is None or one.pss_kib is None else pss + one.pss_kib
         rss = None if rss is None or one.rss_kib is None else rss + one.rss_kib
     return Footprint(pss, rss, tuple(seen)) if seen else Footprint(None, None)
+
+
+def resident(processes: Iterable[ProcessId]) -> Footprint:
+    """As `footprint` without PSS, from statm: some µs where smaps_rollup walks every page table.
+
+    Since Linux 6.2 statm may lag by some hundred KiB a process and core, so a sum that mixes both is as exact as that.
+    """
+    rss: int | None = 0
+    seen = []
+    for process in processes:
+        words = (_read(f"/proc/{process.pid}/statm") or b"").split()
+        known = len(words) > 1 and int(words[0]) > 0  # a zombie has a line of zeros
+        if not known and not is_alive(process):
+            continue
+        seen.append(process)
+        rss = rss + int(words[1]) * os.sysconf("SC_PAGE_SIZE") // 1024 if known and rss is not None else None
+    return Footprint(None, rss, tuple(seen)) if seen else Footprint(None, None)
 
 
 def meminfo() -> MemInfo:

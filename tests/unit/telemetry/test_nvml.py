@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import pynvml
 import pytest
@@ -13,73 +11,7 @@ import pytest
 from harness.errors import HarnessError
 from harness.telemetry import nvml
 from harness.telemetry.nvml import GpuProcess, GpuReading, Nvml, attribute
-
-MIB = 1 << 20
-
-
-@dataclass
-class Row:
-    pid: int
-    usedGpuMemory: int | None
-
-
-@dataclass
-class Info:
-    total: int
-    used: int
-
-
-@dataclass
-class Driver:
-    """One device. The real module's error classes and constants, answers of our own."""
-
-    name: bytes | str = "NVIDIA GB10"
-    compute: Callable[[], list[Row]] = list
-    info: Callable[[], Info] = lambda: Info(0, 0)
-    init: Callable[[], None] = lambda: None
-    devices: int = 1
-    calls: list[str] = field(default_factory=list)
-    NVMLError = pynvml.NVMLError
-    NVML_ERROR_LIBRARY_NOT_FOUND = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-    NVML_ERROR_DRIVER_NOT_LOADED = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
-    NVML_ERROR_LIB_RM_VERSION_MISMATCH = pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-
-    def nvmlInit(self) -> None:
-        self.init()
-
-    def nvmlShutdown(self) -> None:
-        self.calls.append("shutdown")
-
-    def nvmlDeviceGetCount(self) -> int:
-        return self.devices
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
-        return f"GPU-{handle}"
-
-    def nvmlDeviceGetName(self, handle: int) -> bytes | str:
-        return self.name
-
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"580.10"
-
-    def nvmlSystemGetNVMLVersion(self) -> str:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Row]:
-        return self.compute()
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Info:
-        return self.info()
-
-
-def fails(number: int) -> Callable[[], Any]:
-    def call() -> Any:
-        raise pynvml.NVMLError(number)
-
-    return call
+from tests.unit.telemetry.nvml_driver import MIB, Driver, Info, Row, fails
 
 
 def everybody(pid: int) -> bool:
@@ -172,3 +104,60 @@ def test_a_reading_is_json_with_the_pids_as_nvml_gives_them() -> None:
     row = Nvml(Driver(compute=engine)).read().to_json()
     assert row["processes"] == [["GPU-0", 4101, 20000 * MIB], ["GPU-0", 4177, 512 * MIB]]
     assert nvml.METHOD == "per-process-sum"
+
+
+class Sliced(Driver):
+    """A board of 141 GiB in MIG mode that refuses as a whole; handle 10 is a slice of 16 GiB, place 1 is empty."""
+
+    NVML_DEVICE_MIG_ENABLE = pynvml.NVML_DEVICE_MIG_ENABLE
+    slices = 1
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:
+        return (1, 1)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, index: int) -> int:
+        if index >= self.slices:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return 10 + index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"MIG-{handle}" if handle >= 10 else "GPU-0"
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Row]:
+        return engine() if handle >= 10 else fails(pynvml.NVML_ERROR_NO_PERMISSION)()
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Info:
+        return Info((16 if handle >= 10 else 141) * 1024 * MIB, MIB)
+
+
+def test_a_board_in_mig_mode_is_asked_by_its_slices_and_never_as_a_whole() -> None:
+    """C09."""
+    opened = Nvml(Sliced(name="NVIDIA H200 MIG 1g.18gb"))
+    assert opened.identity()["devices"] == [["MIG-10", "NVIDIA H200 MIG 1g.18gb"]]
+    reading = opened.read()
+    assert (reading.device_total_mib, attribute(reading, [4101], everybody)) == (16 * 1024, (20000, None))
+
+
+def test_mig_mode_without_a_slice_is_a_failure_and_not_an_idle_gpu() -> None:
+    driver = Sliced()
+    driver.slices = 0
+    with pytest.raises(HarnessError) as caught:
+        Nvml(driver)
+    assert caught.value.code == "mig-empty"
+
+
+def test_two_distributions_with_one_module_are_refused_by_name() -> None:
+    """C05."""
+    with pytest.raises(HarnessError) as caught:
+        nvml.owner({"pynvml": ["nvidia-ml-py", "pynvml", "nvidia-ml-py"]})
+    assert caught.value.code == "nvml-conflict" and "nvidia-ml-py, pynvml" in caught.value.message
+    assert nvml.owner({"pynvml": ["nvidia-ml-py"]}) == "nvidia-ml-py"
+    assert nvml.owner() == "nvidia-ml-py"
+
+
+def test_a_name_that_is_not_text_is_a_warning() -> None:
+    assert Nvml(Driver(name=b"\xf8bad")).warnings() == ["the name of GPU-0 is not UTF-8"]
+    assert Nvml(Driver()).warnings() == []

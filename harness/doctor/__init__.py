@@ -1,0 +1,1 @@
+"""`harness doctor`: what of a host helps or hinders a run, and what to do about it."""
