@@ -13,7 +13,7 @@ from harness.doctor.facts import Request, facts
 from harness.doctor.table import BAD, Limits, Row, rows
 from harness.engines import registry
 from harness.engines.base import Engine
-from harness.errors import EXIT_FAIL, EXIT_PASS
+from harness.errors import EXIT_FAIL, EXIT_PASS, UsageError
 from harness.settings import compose_config
 from harness.state import cache_dir, state_dir
 
@@ -38,6 +38,9 @@ def limits_of(config: Config, engine: Engine) -> Limits:
 def doctor(overrides: Sequence[str], as_json: bool) -> int:
     """Exit code 1 when a row is bad. Bad configuration is UsageError as everywhere."""
     config = compose_config(overrides)
+    if config.host.transport != "local":
+        mend = "run it there, or `python -m harness.doctor.facts` there for its facts"
+        raise UsageError("doctor-local", f"doctor looks at this machine alone, not at host {config.host.name}; {mend}")
     engine = registry.create(config.engine.name, config.engine.options, cache_dir(config.host))
     document = facts(request_of(config, engine))
     table = rows(document, limits_of(config, engine))
