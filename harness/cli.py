@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from harness.errors import EXIT_BUG, EXIT_PASS, EXIT_USAGE, EXITS, HarnessError, UsageError
 from harness.plans.arguments import add_verbs
@@ -22,6 +23,12 @@ __all__ = ["main"]
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError("usage", f"{message}; see `python -m harness {self._command()}--help`")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """`stop RUN --now host=dgx`: argparse would not find the words after an option, so options go first."""
+        if self.get_default("options_first") and args is not None:
+            args = sorted(args, key=lambda word: not word.startswith("-"))
+        return super().parse_known_args(args, namespace)
 
     def _command(self) -> str:
         return "".join(f"{word} " for word in self.prog.split()[1:])
@@ -39,6 +46,18 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("key", nargs="?", default="")
     prepare = commands.add_parser("prepare", help="install what an engine needs: `prepare engine=llama_cpp`")
     prepare.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    host = commands.add_parser("host", help="`host prepare host=NAME`: put sources and environment on a GPU host")
+    host.add_argument("verb", choices=["prepare"])
+    host.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    status = commands.add_parser("status", help="the lease and the runs of a host: `status host=dgx`")
+    status.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    attach = commands.add_parser("attach", help="watch a run that goes on and seal it: `attach RUN host=dgx`")
+    stop = commands.add_parser("stop", help="ask a run to stop after its leg: `stop RUN host=dgx`")
+    stop.set_defaults(options_first=True)
+    stop.add_argument("--now", action="store_true", help="stop in the middle of the leg")
+    for verb in (attach, stop):
+        verb.add_argument("run", metavar="RUN", help="its name, or the beginning of it")
+        verb.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     doctor = commands.add_parser("doctor", help="what of a host helps or hinders a run, and what to do")
     doctor.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     doctor.add_argument("--json", action="store_true", help="rows and facts as one JSON document")
@@ -89,18 +108,47 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    from harness.engines import registry
-    from harness.settings import compose_config
-    from harness.state import cache_dir
+    from harness import settings, transport
+    from harness.controller import PREPARE_S
 
-    config = compose_config(options.overrides)
-    engine = registry.create(config.engine.name, config.engine.options, cache_dir(config.host))
-    install = getattr(engine, "install", None)
-    if install is not None:
-        print(f"installing the environment of {engine.name}")
-        install()
-    engine.prepare()
-    print(f"{engine.name} is ready")
+    config = settings.compose_config(options.overrides)
+    with closing(transport.connect(config.host)) as link:
+        print(f"installing what {config.engine.name} needs on {link.where}")
+        link.call("install", {"config": settings.dump(config)}, timeout_s=PREPARE_S)
+    print(f"{config.engine.name} is ready")
+    return EXIT_PASS
+
+
+def _host(options: argparse.Namespace) -> int:
+    from harness.host_prepare import prepare_host
+    from harness.settings import compose_config
+
+    prepare_host(compose_config(options.overrides).host, lambda line: print(line, flush=True))
+    return EXIT_PASS
+
+
+def _status(options: argparse.Namespace) -> int:
+    from harness.runs import status
+    from harness.settings import compose_config
+
+    print("\n".join(status(compose_config(options.overrides))))
+    return EXIT_PASS
+
+
+def _attach(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from harness.runs import attach
+    from harness.settings import compose_config
+
+    return attach(compose_config(options.overrides), options.run, Path.cwd(), Console(stderr=False)).exit_code
+
+
+def _stop(options: argparse.Namespace) -> int:
+    from harness.runs import stop
+    from harness.settings import compose_config
+
+    print(stop(compose_config(options.overrides), options.run, "now" if options.now else "after-leg"))
     return EXIT_PASS
 
 
@@ -123,20 +171,26 @@ def _plans(options: argparse.Namespace) -> int:
     return run(options)
 
 
+COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "attach": _attach,
+    "explain": _explain,
+    "host": _host,
+    "plans": _plans,
+    "doctor": _doctor,
+    "inspect": _inspect,
+    "prepare": _prepare,
+    "run": _run,
+    "status": _status,
+    "stop": _stop,
+    "verify": _verify,
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
         options = _parser().parse_args(argv)
-        commands = {
-            "run": _run,
-            "verify": _verify,
-            "explain": _explain,
-            "prepare": _prepare,
-            "doctor": _doctor,
-            "inspect": _inspect,
-            "plans": _plans,
-        }
-        return commands[options.command](options)
+        return COMMANDS[options.command](options)
     except HarnessError as error:
         print(f"{error.code}: {error.message}", file=sys.stderr)
         return error.exit_code

@@ -43,7 +43,33 @@ class GateConfig:
 @dataclass
 class HostConfig:
     name: str = key("name of the host in reports")
-    transport: str = key("how the supervisor is reached: local", default="local")
+    transport: str = key("how the host is reached: local (this machine) or ssh", default="local")
+    address: str | None = key("ssh: the host's name, address or alias in the SSH configuration", default=None)
+    user: str | None = key("ssh: user there; null = the SSH configuration's, else this one's", default=None)
+    ssh_port: int | None = key("ssh: port of its sshd; null = the SSH configuration's, else 22", default=None)
+    identity_file: str | None = key(
+        "ssh: private key to log in with; null = the SSH configuration's, the agent's, then the usual files",
+        default=None,
+    )
+    ssh_config: str | None = key(
+        "ssh: SSH configuration file to read; null = ~/.ssh/config and the system's", default=None
+    )
+    known_hosts: str | None = key(
+        "ssh: the one file of host keys to believe; null = the SSH configuration's and the usual files", default=None
+    )
+    connect_timeout_s: float = key("ssh: longest time for each step of connecting to a hop", unit="s", default=15.0)
+    silence_s: float = key(
+        "ssh: a link on which nothing was heard for so long is given up and opened again", unit="s", default=30.0
+    )
+    poll_s: float = key(
+        "ssh: how long one look at a run may wait on the host for news; each costs it one short process",
+        unit="s",
+        default=10.0,
+    )
+    remote_dir: str | None = key(
+        "ssh: folder there for sources, wheels and environment; null = ~/.local/share/nvfp4-gates", default=None
+    )
+    remote_python: str = key("ssh: the host's Python (3.11 to 3.13) that makes the environment", default="python3")
     lease_path: str = key("the lock file that means `GPU in use`", default="/tmp/gpu")
     lease_timeout_s: float = key("how long to wait for a lease that somebody holds", unit="s", default=600.0)
     port: int = key("port the engine listens on, on 127.0.0.1", default=8001)

@@ -17,7 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.config import Config
+from harness.config import Config, HostConfig
 from harness.errors import UsageError
 
 __all__ = [
@@ -173,10 +173,23 @@ def _check(config: Config) -> None:
     _demand(0 < host.port <= MAX_PORT, "host.port", host.port, f"a port is 1 to {MAX_PORT}")
     for name in ("lease_timeout_s", "ready_timeout_s", "stop_grace_s", "memory_return_timeout_s", "sample_period_s"):
         _demand(getattr(host, name) >= 0, f"host.{name}", getattr(host, name), "must not be negative")
-    _demand(host.canary_factor > 1, "host.canary_factor", host.canary_factor, "must be above 1")
-    _demand(host.transport == "local", "host.transport", host.transport, "the transports built so far are: local")
+    _check_transport(host)
     _demand(rule.estimator in ("mean", "median"), "rule.estimator", rule.estimator, "is mean or median")
     _demand(rule.order in ("seed", "abba", "fixed"), "rule.order", rule.order, "is seed, abba or fixed")
     most = load.points[gate.concurrencies[0]]
     need = f"must be 0 to {most}, the requests at the first concurrency"
     _demand(0 <= gate.sequential_requests <= most, "gate.sequential_requests", gate.sequential_requests, need)
+
+
+def _check_transport(host: HostConfig) -> None:
+    """What SSH needs. Paths on the host are absolute: they would be relative to nobody's folder."""
+    _demand(host.transport in ("local", "ssh"), "host.transport", host.transport, "is local or ssh")
+    for name in ("connect_timeout_s", "silence_s", "poll_s"):
+        _demand(getattr(host, name) > 0, f"host.{name}", getattr(host, name), "must be positive")
+    if host.transport == "ssh":
+        _demand(
+            bool(host.address), "host.address", host.address, "host.transport=ssh needs the host's address or alias"
+        )
+        for name in ("state_dir", "cache_dir", "lease_path"):
+            value = getattr(host, name)
+            _demand(value is None or value.startswith("/"), f"host.{name}", value, "is a path on the host: absolute")

@@ -1,0 +1,81 @@
+"""`prepare`: weights, prompts and identities on the host that will run them, before any lease."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from harness import canonical, corpus, settings
+from harness.agent.values import Prepared
+from harness.config import Config, HostConfig
+from harness.engines import registry
+from harness.engines.base import Engine
+from harness.errors import HarnessError, UsageError
+from harness.state import cache_dir
+from harness.telemetry import host, probe
+
+__all__ = ["install", "prepare", "prompts_folder"]
+
+IDENTITY = ("hostname", "kernel", "machine", "cpu_model", "cores", "usable_cores", "mem_total_kib", "python")
+
+
+def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Request: `config`. UsageError for options or flags that the engine does not know, or an engine not installed."""
+    config = settings.load(request["config"])
+    engine = registry.create(config.engine.name, config.engine.options, cache_dir(config.host))
+    if config.engine.plan is not None and "fp4_plans" not in engine.capabilities:
+        raise UsageError(
+            "bad-value", f"engine.plan={config.engine.plan}: {engine.name} keeps no FP4 plans; leave it null"
+        )
+    for arm in (config.engine.candidate, config.engine.baseline):
+        engine.launch(asdict(arm), config.host.port, None, True)  # refuses flags that the engine does not know
+    engine.prepare()
+    prompts = _prompts(config, engine)
+    name = canonical.sha256_bytes(canonical.dumps(dict(prompts.digests)))[:16]
+    corpus.write(prompts, prompts_folder(config.host, name))
+    facts, gpu = _identity()
+    return Prepared(
+        subject=engine.identity(),
+        capabilities=sorted(engine.capabilities),
+        host=facts,
+        gpu=gpu,
+        corpus=dict(prompts.digests),
+        prompts=name,
+    ).to_json()
+
+
+def install(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Request: `config`. What the engine needs beside this project, in an environment of its own on this host."""
+    config = settings.load(request["config"])
+    engine = registry.create(config.engine.name, config.engine.options, cache_dir(config.host))
+    if (make := getattr(engine, "install", None)) is not None:
+        make()
+    engine.prepare()
+    return {"engine": engine.name}
+
+
+def prompts_folder(config: HostConfig, name: str) -> Path:
+    return cache_dir(config) / "corpus" / name
+
+
+def _prompts(config: Config, engine: Engine) -> corpus.Corpus:
+    return corpus.build(
+        seed=config.workload.seed,
+        tokens=config.workload.input_tokens,
+        counts={concurrency: config.workload.points[concurrency] for concurrency in config.gate.concurrencies},
+        repetitions=config.gate.repetitions,
+        first_token=engine.first_token,
+        vocabulary=engine.vocabulary,
+    )
+
+
+def _identity() -> tuple[dict[str, Any], bool]:
+    """Facts that do not change between runs, and whether NVML knows a GPU; it is asked in its own process."""
+    try:
+        gpu = probe.ask().identity
+    except HarnessError as error:
+        raise UsageError(error.code, error.message) from error
+    facts = {name: value for name, value in host.snapshot().items() if name in IDENTITY}
+    return (facts if gpu is None else {**facts, "gpu": gpu}), gpu is not None

@@ -1,0 +1,84 @@
+"""From an ended run's raw files on its host to a sealed bundle here. Everything after the fetch is a pure function."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import bundle, canonical, index, journal, verify
+from harness.agent.values import Packed
+from harness.errors import EXITS, HarnessError, UsageError
+from harness.plan import Plan
+from harness.report import markdown
+from harness.transport.base import Transport
+
+__all__ = ["Sealed", "seal_run"]
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """A finished run: where its bundle lies, its digest and its verdict."""
+
+    path: Path
+    digest: str
+    verdict: dict[str, Any]
+
+    @property
+    def exit_code(self) -> int:
+        return EXITS[self.verdict["outcome"]]
+
+
+def seal_run(name: str, packed: Packed, transport: Transport, root: Path) -> Sealed:
+    """Fetch the raw files under the evidence root, judge them, seal them, and record the attempt.
+
+    UsageError `evidence-unwritable` leaves the raw files where they are: the same command seals them later. LinkLost
+    may be followed by another call, which goes on with the file that was cut.
+    """
+    final, partial = root / name, root / f".{name}.partial"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if final.exists():
+            raise HarnessError("would-overwrite", f"{final} exists already; nothing is ever overwritten")
+        raw = partial / "raw"
+        transport.fetch(packed.folder, packed.files, raw)
+        return _seal(name, packed, raw, root)
+    except OSError as error:
+        raise UsageError(
+            "evidence-unwritable",
+            f"evidence.root={root}: {error.strerror}; the run's files are kept in {Path(packed.folder).parent} on "
+            f"{transport.where}, so mend that and run the same command again",
+        ) from error
+
+
+def _seal(name: str, packed: Packed, raw: Path, root: Path) -> Sealed:
+    """In a copy beside `raw`, so that a seal that fails half way is begun anew from what was fetched."""
+    final, work = root / name, raw.with_name("sealed")
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(raw, work)
+    _close_journal(work / "journal.jsonl", packed.said)
+    bundle.write_new(work / "keeper.json", canonical.dumps(dict(packed.keeper)))
+    verdict = verify.assess(work)
+    bundle.write_new(work / "verdict.json", canonical.dumps(verdict))
+    digest = bundle.seal(work)
+    for file, data in markdown.derived(work, verdict).items():
+        bundle.write_new(work / file, data)
+    work.rename(final)
+    shutil.rmtree(raw.parent, ignore_errors=True)
+    plan = Plan.from_bytes((final / "plan.json").read_bytes())
+    index.append(root, run=final.name, plan=plan, digest=digest, verdict=verdict)
+    return Sealed(final, digest, verdict)
+
+
+def _close_journal(path: Path, said: str) -> None:
+    """A supervisor that died left no end. What it wrote stays, a cut line is set aside, and the run becomes void."""
+    data = path.read_bytes() if path.exists() else b""
+    whole, cut = journal.whole_lines(data)
+    if whole and journal.parse(whole)[-1]["event"] == "end":
+        return
+    if cut:
+        path.with_name("journal.cut").write_bytes(cut)
+    path.write_bytes(whole)
+    message = f"the supervisor ended without closing its journal; it said:\n{said}"
+    journal.Journal(path).write("void", code="supervisor-died", where="run", message=message)
