@@ -173,6 +173,7 @@ def _check(config: Config) -> None:
     _demand(0 < host.port <= MAX_PORT, "host.port", host.port, f"a port is 1 to {MAX_PORT}")
     for name in ("lease_timeout_s", "ready_timeout_s", "stop_grace_s", "memory_return_timeout_s", "sample_period_s"):
         _demand(getattr(host, name) >= 0, f"host.{name}", getattr(host, name), "must not be negative")
+    _demand(host.canary_factor > 1, "host.canary_factor", host.canary_factor, "must be above 1")
     _check_transport(host)
     _demand(rule.estimator in ("mean", "median"), "rule.estimator", rule.estimator, "is mean or median")
     _demand(rule.order in ("seed", "abba", "fixed"), "rule.order", rule.order, "is seed, abba or fixed")
