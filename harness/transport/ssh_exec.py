@@ -23,6 +23,7 @@ Kind = Literal["exit", "signal", "timeout", "lost"]
 CHUNK = 1 << 16
 LINGER_S = 2.0  # silence after which a stream is given up that a daemon of the program still holds open
 SETTLE_S = 2.0  # sshd reports an ended program within milliseconds
+SWEEPS = 3
 MAX_COMMAND = 100_000  # bytes; Linux takes 128 KiB in one argument, and the whole line is one argument of the shell
 RUN = "NVFP4_GATES_RUN"
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=@,+")
@@ -32,14 +33,24 @@ PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 START = 'n=$#; while [ $n -gt 0 ]; do a=$(printf %bx "$1"); shift; set -- "$@" "${a%x}"; n=$((n-1)); done; exec "$@"'
 
 # Members are all whose environment carries the token, and all in a process group led by one of them: the one finds
-# daemons with sessions of their own, the other programs that cleaned their environment.
+# daemons with sessions of their own, the other programs that cleaned their environment. BusyBox's grep ends a line at
+# the first NUL, would find nobody and so prove anything; there each environment is translated first.
 END = r"""
 token=$1; ticks=$2; groups=
 [ -r /proc/self/environ ] || { echo no-proc; exit 0; }
-pgrp_of() { s=; { read -r s < "/proc/$1/stat"; } 2>/dev/null; set -- ${s##*) }; state=$1; pgrp=$3; }
+pgrp_of() { s=; { read -r s < "/proc/$1/stat"; } 2>/dev/null; set -- ${s##*") "}; state=$1; pgrp=$3; }
+if printf 'a\000b\n' | grep -qF b; then
+  carriers() { grep -lsF "$token" /proc/[0-9]*/environ; }
+else
+  carriers() {
+    for f in /proc/[0-9]*/environ; do
+      { tr '\000' '\n' <"$f"; } 2>/dev/null | grep -qF "$token" && echo "$f"
+    done
+  }
+fi
 scan() {
   marked=' '; all=; living=
-  for f in $(grep -lsF "$token" /proc/[0-9]*/environ); do
+  for f in $(carriers); do
     p=${f#/proc/}; p=${p%/environ}; marked="$marked$p "; pgrp_of "$p"
     [ "$pgrp" = "$p" ] && case " $groups " in *" $p "*) ;; *) groups="$groups $p" ;; esac
   done
@@ -176,10 +187,8 @@ def _follow(link: Link, channel: Any, stdin: bytes, sinks: tuple[_Sink, _Sink], 
         _thread(_drain, channel.recv_stderr, sinks[1]),
     ]
     timed_out = not channel.status_event.wait(max(0.0, bound.deadline - time.monotonic()))
-    while timed_out:
-        _end(link, bound)
-        if channel.status_event.wait(SETTLE_S):  # else the login shell had not yet become the program: look again
-            break
+    if timed_out:
+        _end(link, channel, bound)
     _settle(readers, sinks)
     if timed_out:
         return "timeout"
@@ -209,7 +218,19 @@ def _outcome(kind: Kind, channel: Any, out: _Sink, err: _Sink) -> Outcome:
     return Outcome(kind, code, signal, bytes(out.data), bytes(err.data), out.cut or err.cut)
 
 
-def _end(link: Link, bound: _Bound) -> None:
+def _end(link: Link, channel: Any, bound: _Bound) -> None:
+    """End the program until its own channel says so too: a login shell may not yet have become the program."""
+    for _ in range(SWEEPS):
+        _sweep(link, bound)
+        if channel.status_event.wait(SETTLE_S):
+            return
+    raise HarnessError(
+        "remote-survivor",
+        f"{link.target}: {bound.name} ran out of time; nothing of it is found there, yet the server says that it runs",
+    )
+
+
+def _sweep(link: Link, bound: _Bound) -> None:
     """TERM, grace, KILL, proof, through a second channel."""
     ticks = str(max(1, round(bound.grace_s * 10)))
     argv = ["/bin/sh", "-c", END, "sh", f"{RUN}={bound.token}", ticks]

@@ -39,6 +39,7 @@ def _on_request(channel: Any, message: Any) -> None:
     if peek.get_text() == EXIT_SIGNAL:
         peek.get_boolean()
         channel.exit_signal = peek.get_text()
+        channel.status_event.set()
     channel._handle_request(message)
 
 

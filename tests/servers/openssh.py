@@ -41,8 +41,17 @@ def generate(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
 class Sshd:
     """Runs from construction to `stop`. `log` grows line by line as the server writes it."""
 
-    def __init__(self, folder: Path, keys: Sequence[Path], options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keys: Sequence[Path],
+        options: Sequence[str] = (),
+        address: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """`prefix` is a command that starts the server elsewhere, such as in a network namespace."""
         folder.mkdir(parents=True)
+        self.address, self._prefix = address, prefix
         self.folder, self.port, self.log = folder, ports.free_port(), list[str]()
         self.host_keys = {kind: generate(folder / f"host_{kind}", kind) for kind in KEY_TYPES}
         (folder / "authorized_keys").write_text("".join(key.with_suffix(".pub").read_text() for key in keys))
@@ -52,7 +61,7 @@ class Sshd:
         ready = threading.Event()
         self._reader = threading.Thread(target=self._read, args=(ready,), daemon=True)
         self._reader.start()
-        assert ready.wait(60) and self._process.poll() is None, "\n".join(self.log)
+        assert ready.wait(60) and any("Server listening" in line for line in self.log), "\n".join(self.log)
 
     def _launch(self, options: Sequence[str]) -> subprocess.Popen[str]:
         program = find_sshd()
@@ -63,7 +72,7 @@ class Sshd:
         lines = [
             *options,  # the first value of an option counts
             f"Port {self.port}",
-            "ListenAddress 127.0.0.1",
+            f"ListenAddress {self.address}",
             *(f"HostKey {path}" for path in self.host_keys.values()),
             f"AuthorizedKeysFile {self.folder}/authorized_keys",
             "PidFile none",
@@ -81,7 +90,10 @@ class Sshd:
         if subprocess.run([program, "-t", "-f", str(config)], capture_output=True, check=False).returncode:
             config.write_text("\n".join(lines) + "\n")  # OpenSSH before 9.8 has no penalties, and no such option
         return subprocess.Popen(
-            [program, "-D", "-e", "-f", str(config)], stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+            [*self._prefix, program, "-D", "-e", "-f", str(config)],
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
         )
 
     def _read(self, ready: threading.Event) -> None:
@@ -95,7 +107,7 @@ class Sshd:
     def trust(self, *kinds: str) -> None:
         """Write the known_hosts file with the host keys of these types."""
         publics = [self.host_keys[kind].with_suffix(".pub").read_text() for kind in kinds]
-        self.known_hosts.write_text("".join(f"[127.0.0.1]:{self.port} {public}" for public in publics))
+        self.known_hosts.write_text("".join(f"[{self.address}]:{self.port} {public}" for public in publics))
 
     def target(self, *identity_files: Path, port: int | None = None, jumps: tuple[SshTarget, ...] = ()) -> SshTarget:
         """This server, at `port` when something stands in front of it."""
@@ -103,7 +115,7 @@ class Sshd:
             text = self.known_hosts.read_text()
             self.known_hosts.write_text(text + text.replace(f"]:{self.port} ", f"]:{port} "))
         return SshTarget(
-            "127.0.0.1", port or self.port, getpass.getuser(), identity_files, (self.known_hosts,), jumps, agent=False
+            self.address, port or self.port, getpass.getuser(), identity_files, (self.known_hosts,), jumps, agent=False
         )
 
     def sessions(self) -> list[psutil.Process]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -268,3 +269,28 @@ def test_a_run_in_one_thread_does_not_wait_for_another(connection: Connection, p
     assert connection.run(["true"], timeout_s=60).code == 0 and program.is_running()
     program.kill()
     assert outcome().signal == "SIGKILL"
+
+
+def test_a_killed_program_is_over_though_its_daemon_keeps_the_streams(connection: Connection, pipe: Any) -> None:
+    code = (
+        f"import os, subprocess, sys; subprocess.Popen([sys.executable, '-c', {STAY!r}, sys.argv[1]], "
+        "start_new_session=True); input(); os.kill(os.getpid(), 9)"
+    )
+    outcome = in_background(connection, python(code, pipe.path), stdin=b"\n")
+    daemon = pipe()
+    found = outcome()
+    assert (found.kind, found.signal) == ("signal", "SIGKILL") and daemon.is_running()
+
+
+def test_a_host_without_the_tools_for_the_proof_is_not_believed(
+    start: Callable[..., Sshd], key: Path, tmp_path: Path, pipe: Any
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "env").symlink_to(str(shutil.which("env")))
+    with Connection.open(start(f"SetEnv PATH={folder}").target(key)) as connection:
+        outcome = in_background(connection, python(STAY, pipe.path), timeout_s=2)
+        program = pipe()
+        with pytest.raises(HarnessError, match="yet the server says that it runs") as caught:
+            outcome()
+        assert caught.value.code == "remote-survivor" and program.is_running()

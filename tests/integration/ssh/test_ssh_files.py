@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,29 @@ def test_a_server_without_sftp_is_a_sentence(start: Callable[..., Sshd], key: Pa
     with Connection.open(start("Subsystem sftp /bin/false").target(key)) as connection:
         error = refused(lambda: connection.put(b"x", str(tmp_path / "there")))
     assert error.code == "ssh-channel" and str(tmp_path / "there") in error.message
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"a small tmpfs cannot be mounted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_there_replaces_nothing_and_leaves_no_rest(connection: Connection, small_disk: Path) -> None:
+    (small_disk / "there").write_bytes(b"old")
+    error = refused(lambda: connection.put(os.urandom(1 << 20), str(small_disk / "there")))
+    assert error.code in ("remote-file", "transfer-corrupt") and str(small_disk / "there") in error.message
+    assert [path.name for path in small_disk.iterdir()] == ["there"]
+    assert (small_disk / "there").read_bytes() == b"old"
+
+
+def test_a_full_disk_here_is_said_to_be_here(connection: Connection, small_disk: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").write_bytes(os.urandom(1 << 20))
+    error = refused(lambda: connection.get(str(tmp_path / "there"), small_disk / "here"))
+    assert error.code == "local-file" and "No space left" in error.message and not list(small_disk.iterdir())
