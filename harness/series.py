@@ -14,11 +14,13 @@ from harness import process, watchdog
 from harness.bundle import write_new
 from harness.context import Context
 from harness.errors import HarnessError
-from harness.process import Owned
+from harness.process import Exit, Owned
 
 __all__ = ["Series", "log_end", "run_series"]
 
 POLL_S = 0.1
+AFTER_S = 10.0  # the client ends by itself this long after the deadline; the watchdog acts at it
+DEATH_S = 0.1  # a dying process closes its sockets a moment before its end can be seen
 OUTPUTS = ("requests.jsonl.gz", "texts.jsonl")
 
 
@@ -72,7 +74,7 @@ def _spec(context: Context, series: Series, out: Path) -> dict[str, Any]:
         "max_tokens": context.plan.output_tokens,
         "extra_body": {"seed": context.config.workload.seed, "ignore_eos": True},
         "request_timeout_s": context.config.client.request_timeout_s,
-        "deadline_s": max(0.001, context.deadline.left_s),
+        "deadline_s": max(0.0, context.deadline.left_s) + AFTER_S,
         "out_dir": str(out),
     }
 
@@ -83,8 +85,7 @@ def _watch(context: Context, owned: Owned, load: Owned, engine_log: Path, client
     last: Mapping[str, Any] = {}
     while (ended := load.wait(POLL_S)) is None:
         context.check()
-        if (death := owned.poll()) is not None:
-            raise HarnessError("engine-died", f"the engine ended under load ({death}); {log_end(engine_log)}")
+        _alive(owned.poll(), engine_log)
         now, seen = time.monotonic(), _last_progress(client_log)
         if seen != last:
             last, moved = seen, now
@@ -92,8 +93,15 @@ def _watch(context: Context, owned: Owned, load: Owned, engine_log: Path, client
         if now - moved > client.stall_timeout_s:
             raise _stall(client.stall_timeout_s, load, engine_log)
         context.deadline.check("under load")
+    context.check()  # who stops a run stops its client, too
+    _alive(owned.wait(DEATH_S), engine_log)  # a short load fails and ends before its engine's death is looked at
     if str(ended) != "exit code 0":
         raise HarnessError("client-failed", f"the load client ended with {ended}; {log_end(client_log)}")
+
+
+def _alive(death: Exit | None, engine_log: Path) -> None:
+    if death is not None:
+        raise HarnessError("engine-died", f"the engine ended under load ({death}); {log_end(engine_log)}")
 
 
 def _stall(limit_s: float, load: Owned, engine_log: Path) -> HarnessError:

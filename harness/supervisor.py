@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -236,7 +235,9 @@ def _ask_gpu() -> probe.GpuAnswer:
     """The probe's answer; one that died or printed no answer has told nothing, and nothing is not `idle`."""
     try:
         return probe.ask()
-    except (OSError, subprocess.SubprocessError, LookupError, TypeError, ValueError) as error:
+    except HarnessError:
+        raise
+    except Exception as error:
         raise HarnessError("nvml-failed", f"the NVML probe gave no usable answer: {error!r}; try nvidia-smi") from error
 
 

@@ -180,3 +180,14 @@ def test_a_holder_that_may_not_be_seen_is_not_called_free(takers: Takers) -> Non
         record_path(takers.path).unlink()
         said = heard(takers.start(user=NOBODY))
     assert isinstance(said, list) and "held by a process that this user may not see" in said[1]
+
+
+@needs_root
+def test_the_file_system_under_a_lease_is_told_by_its_mount(tmp_path: Path) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(tmp_path)], check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        with lease.acquire(tmp_path / "gpu", 0, HolderRecord.mine("mine"), lambda sentence: None) as held:
+            assert lease._filesystem(held.fd) == "tmpfs"
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
