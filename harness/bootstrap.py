@@ -30,6 +30,7 @@ FILES = ("LICENSE", "README.md", "pyproject.toml")
 CACHES = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 SOURCE_ONLY = ("antlr4-python3-runtime",)  # pure Python, on the index without a wheel: the one built here fits anywhere
 IMPORTS = ("hydra", "omegaconf", "numpy", "pynvml", "psutil", "rich", "uvicorn", "httptools")
+HERE_ONLY = ("paramiko",)  # nothing on the host opens a connection
 PIP = "pip>=24.1"  # the first to know Python 3.13; it is sent along, since a Debian host may have none
 OLDEST_GLIBC = 17  # manylinux_2_17 is manylinux2014; older wheels are tagged with it, too
 FOREIGN = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIRE_VIRTUALENV", "PIP_PYTHON")
@@ -81,13 +82,13 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 def pins(name: str = DISTRIBUTION) -> list[str]:
-    """`project==version` of everything that this installation needs, as it is installed here: the same runs there."""
+    """`project==version` of everything that a run needs, as it is installed here: the same runs there."""
     found: dict[str, str] = {}
     waiting = [name]
     while waiting:
         for line in importlib.metadata.requires(waiting.pop()) or []:
             project, marker = re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0], line.partition(";")[2]
-            if project in found or "extra" in marker:
+            if project in found or project in HERE_ONLY or "extra" in marker:
                 continue
             try:
                 found[project] = importlib.metadata.version(project)

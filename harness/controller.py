@@ -159,7 +159,11 @@ def _start(order: _Order, display: Display) -> str:
         "places": places,
     }
     patient = Patient(order.link.where, display.note)
-    patient(lambda: order.link.call("start", request, timeout_s=START_S))
+    try:
+        patient(lambda: order.link.call("start", request, timeout_s=START_S))
+    except KeyboardInterrupt:
+        where = f"interrupted while {name} was being started on {order.link.where}"
+        raise UsageError("interrupted", f"{where}; if it was, the same command attaches to it") from None
     return name
 
 

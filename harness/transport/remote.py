@@ -57,10 +57,10 @@ class Remote:
         except UsageError:
             raise
         except HarnessError as error:
-            if error.code not in PASSING:
-                raise
-            self.close()
-            raise LinkLost(error.code, error.message) from error
+            if error.code in PASSING:
+                self.close()
+                raise LinkLost(error.code, error.message) from error
+            raise UsageError(error.code, error.message) from error  # never VOID: it is nothing that was measured
 
     def answer(self, argv: Callable[[str], Sequence[str]], request: Mapping[str, Any], timeout_s: float) -> Any:
         """The document that a program frames with the marker that `argv` is given.
