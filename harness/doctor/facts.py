@@ -22,7 +22,7 @@ from harness import __version__, canonical, lease, ports
 from harness.errors import HarnessError
 from harness.telemetry import host, nvml, pagecache, probe, procfs
 
-__all__ = ["FORMAT", "TOOLS", "Request", "facts", "main", "parse_kernel_module"]
+__all__ = ["FORMAT", "TOOLS", "Request", "facts", "limits", "main", "parse_kernel_module"]
 
 FORMAT = "nvfp4-gates-facts-v1"
 TOOLS = ("nvidia-smi", "nvcc", "compute-sanitizer", "nsys")
@@ -58,7 +58,7 @@ def facts(request: Request) -> dict[str, Any]:
         "lease": _lease(request.lease_path),
         "port": _port(request.port),
         "state_dir": str(request.state_dir),
-        "cgroup": cgroup_limits(CGROUP),
+        "cgroup": _cgroup(),
         "weights": [_weights(folder) for folder in request.weights],
     }
 
@@ -129,15 +129,20 @@ def _port(port: int) -> dict[str, Any]:
     return {"port": port, "owner": None if stranger is None else stranger.who()}
 
 
-def cgroup_limits(root: Path) -> dict[str, Any]:
-    """The tightest memory.max (bytes) and cpu.max (cores) from this process's group up to `root`; None: no limit.
-
-    `reason` where this is no version 2 hierarchy. Inside a container the files lie at the root itself.
-    """
+def _cgroup() -> dict[str, Any]:
     groups = (_text(Path("/proc/self/cgroup")) or "").splitlines()
     own = next((line[3:] for line in groups if line.startswith("0::")), None)
     if own is None:
         return {"memory_max_bytes": None, "cpu_max_cores": None, "reason": "no cgroup v2"}
+    memory, cores = limits(CGROUP, own)
+    return {"memory_max_bytes": memory, "cpu_max_cores": cores, "reason": None}
+
+
+def limits(root: Path, own: str) -> tuple[int | None, float | None]:
+    """The tightest memory.max (bytes) and cpu.max (cores) from the group `own` up to `root`; None: no limit.
+
+    Inside a container the files lie at the root itself, whatever the group is called.
+    """
     memory, cores = [], []
     for folder in _upwards(root, own):
         limit, quota = _text(folder / "memory.max"), (_text(folder / "cpu.max") or "max").split()
@@ -145,11 +150,7 @@ def cgroup_limits(root: Path) -> dict[str, Any]:
             memory.append(int(limit))
         if quota[0] != "max":
             cores.append(int(quota[0]) / int(quota[1]))
-    return {
-        "memory_max_bytes": min(memory, default=None),
-        "cpu_max_cores": min(cores, default=None),
-        "reason": None,
-    }
+    return min(memory, default=None), min(cores, default=None)
 
 
 def _upwards(root: Path, own: str) -> Iterator[Path]:

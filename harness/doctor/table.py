@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.telemetry.nvml import UPGRADED, same_release
+
 __all__ = ["Limits", "Row", "rows"]
 
 OK, WARN, BAD = "ok", "warn", "bad"
@@ -99,13 +101,8 @@ def _driver(facts: Mapping[str, Any], limits: Limits) -> Iterator[Row]:
         yield Row("driver and library", seen, WARN, "compare them by hand: one of them does not tell its version")
         return
     same = same_release(module, library)
-    mend = "" if same else "the driver was upgraded under a running kernel module; reboot or reload it"
+    mend = "" if same else UPGRADED
     yield Row("driver and library", seen, OK if same else BAD, mend)
-
-
-def same_release(module: str, library: str) -> bool:
-    """The library's version is the kernel module's, or that with the CUDA major number in front (13.580.82.07)."""
-    return library == module or library.partition(".")[2] == module
 
 
 def _devices(facts: Mapping[str, Any], _limits: Limits) -> Iterator[Row]:

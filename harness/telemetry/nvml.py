@@ -17,10 +17,11 @@ from harness.errors import HarnessError
 from harness.records import GpuState
 from harness.telemetry import thermal
 
-__all__ = ["METHOD", "Device", "GpuProcess", "GpuReading", "Nvml", "attribute", "owner", "text"]
+__all__ = ["METHOD", "Device", "GpuProcess", "GpuReading", "Nvml", "attribute", "owner", "same_release", "text"]
 
 METHOD = "per-process-sum"
 MIB = 1 << 20
+UPGRADED = "the driver was upgraded under a running kernel module; reboot or reload it"
 
 
 def text(value: bytes | str) -> str:
@@ -193,8 +194,20 @@ class Nvml:
             "method": METHOD,
         }
 
+    def require_one_release(self) -> None:
+        """HarnessError `nvml-version-mismatch` where library and kernel module tell different releases."""
+        module, library = self.driver_version, self.library_version
+        if module and library and not same_release(module, library):
+            seen = f"kernel module {module} under NVML {library}"
+            raise HarnessError("nvml-version-mismatch", f"{seen}: {UPGRADED}")
+
     def close(self) -> None:
         self._nvml.nvmlShutdown()
+
+
+def same_release(module: str, library: str) -> bool:
+    """The library's version is the kernel module's, or that with the CUDA major number in front (13.580.159.04)."""
+    return library == module or library.partition(".")[2] == module
 
 
 def owner(owners: Mapping[str, Iterable[str]] | None = None) -> str:
@@ -224,6 +237,5 @@ def _init_error(module: Any, error: Exception) -> HarnessError:
     if number is not None and number in {getattr(module, name, None) for name in absent}:
         return HarnessError("no-nvml", f"no NVIDIA driver here: {error}")
     if number is not None and number == getattr(module, "NVML_ERROR_LIB_RM_VERSION_MISMATCH", None):
-        mend = "the driver was upgraded under a running kernel module; reboot or reload it"
-        return HarnessError("nvml-version-mismatch", f"{error}: {mend}")
+        return HarnessError("nvml-version-mismatch", f"{error}: {UPGRADED}")
     return HarnessError("nvml-failed", f"NVML does not start: {error}; check the driver with nvidia-smi")

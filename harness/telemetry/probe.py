@@ -68,6 +68,7 @@ def main() -> int:
     found: dict[str, Any]
     try:
         nvml = Nvml()
+        nvml.require_one_release()
         reading = nvml.read()
         listed = None if reading.processes is None else [[one.pid, one.used_bytes] for one in reading.processes]
         found = {

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from harness.doctor.facts import parse_kernel_module
-from harness.doctor.table import Limits, Row, rows, same_release
+from harness.doctor.table import Limits, Row, rows
+from harness.telemetry.nvml import same_release
 
 LIMITS = Limits(min_mem_available_mib=1024, min_disk_free_mib=1024, max_load_average=4.0, gpu=True)
 BOARD = {
