@@ -23,6 +23,7 @@ MAX_AGENT_KEYS = 20  # sshd hangs up after MaxAuthTries, 6 unless set; this boun
 class _Tries:
     """What was offered to one hop and what came of it; names and fingerprints only, never key material."""
 
+    methods: str = "publickey"
     notes: list[str] = field(default_factory=list)
     offered: set[bytes] = field(default_factory=set)
 
@@ -34,6 +35,8 @@ def authenticate(transport: Any, hop: SshTarget) -> None:
     """
     paramiko = ssh_library.paramiko()
     tries = _Tries()
+    if _without_key(transport, hop, tries):
+        return
     agent = _agent(tries)
     try:
         keys = {key.asbytes(): key for key in agent.get_keys()} if agent is not None else {}
@@ -61,11 +64,28 @@ def authenticate(transport: Any, hop: SshTarget) -> None:
             agent.close()
 
 
+def _without_key(transport: Any, hop: SshTarget, tries: _Tries) -> bool:
+    """Whether the hop asks for no key, as Tailscale's does; else its methods are noted. OpenSSH counts no try."""
+    paramiko = ssh_library.paramiko()
+    try:
+        return not transport.auth_none(hop.user)
+    except paramiko.BadAuthenticationType as error:
+        tries.methods = ", ".join(error.allowed_types)
+        if "publickey" not in error.allowed_types:
+            raise UsageError(
+                "ssh-auth", f"{hop} takes {tries.methods or 'no method at all'}; a run nobody watches needs publickey"
+            ) from error
+    except paramiko.SSHException as error:
+        tries.notes.append(f"no key: {_reason(error)}")
+    return False
+
+
 def _failed(hop: SshTarget, tries: _Tries) -> UsageError:
     return UsageError(
         "ssh-auth",
-        f"{hop} accepted no key of ours. Tried: {'; '.join(tries.notes) or 'nothing, there is no key'}. Name the key "
-        "as IdentityFile in ~/.ssh/config, or load it with ssh-add, and see that the host has its public half",
+        f"{hop} accepted no key of ours (it takes {tries.methods}). "
+        f"Tried: {'; '.join(tries.notes) or 'nothing, there is no key'}. Name the key as "
+        "IdentityFile in ~/.ssh/config, or load it with ssh-add, and see that the host has its public half",
     )
 
 

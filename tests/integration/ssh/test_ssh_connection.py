@@ -176,12 +176,17 @@ def test_each_type_of_own_key_logs_in(start: Callable[..., Sshd], tmp_path: Path
 def test_a_failure_lists_every_try_and_shows_no_key(server: Sshd, tmp_path: Path, wrong: list[Path]) -> None:
     (tmp_path / "text").write_text("BEGIN nonsense c2VjcmV0")
     error = refused(server.target(wrong[1], tmp_path / "absent", tmp_path / "text", wrong[2].with_suffix(".pub")))
-    assert error.code == "ssh-auth"
+    assert error.code == "ssh-auth" and "accepted no key of ours (it takes publickey). Tried" in error.message
     for part in (f"{wrong[1]} (ssh-ed25519", "absent: No such file", "text: not a private key", "a public key, and"):
         assert part in error.message
     body = "".join(wrong[1].read_text().splitlines()[1:-1])
     assert "c2VjcmV0" not in error.message and "PRIVATE" not in error.message
     assert base64.b64encode(base64.b64decode(body)[-100:])[:40].decode() not in error.message
+
+
+def test_a_server_that_takes_no_keys_is_named_with_what_it_takes(start: Callable[..., Sshd], key: Path) -> None:
+    error = refused(start("PubkeyAuthentication no", "PasswordAuthentication yes").target(key))
+    assert error.code == "ssh-auth" and "takes password; a run" in error.message
 
 
 def test_nobody_who_listens_and_nobody_who_answers_are_told_in_time(server: Sshd, key: Path) -> None:

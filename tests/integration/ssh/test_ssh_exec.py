@@ -166,7 +166,7 @@ time.sleep(600)
 @pytest.mark.parametrize("parent", ["polite", "deaf"])
 def test_after_a_timeout_nothing_of_the_program_is_left(connection: Connection, tmp_path: Path, parent: str) -> None:
     path = tmp_path / "pids"
-    found = connection.run(python(FAMILY, path, parent), timeout_s=4)
+    found = connection.run(python(FAMILY, path, parent), timeout_s=4, grace_s=1)
     assert (found.kind, found.code, found.signal, found.stdout) == ("timeout", None, None, b"partial\n")
     pids = [int(pid) for pid in path.read_text().split()]
     assert len(pids) == 6 and not [pid for pid in pids if psutil.pid_exists(pid) and not zombie(pid)]
