@@ -115,7 +115,10 @@ def unpack(archive: Path, final: Path) -> Path:
     if not final.is_dir():
         work = fresh_folder(final)
         with tarfile.open(archive) as tar:
-            tar.extractall(work, filter="data")
+            if hasattr(tarfile, "data_filter"):  # Debian 12 has Python 3.11.2, which is a little too old for it
+                tar.extractall(work, filter="data")
+            else:
+                tar.extractall(work)
         place(work, final)
     return final
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pwd
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import bootstrap, canonical, ports
+from harness import _onhost, bootstrap, canonical, ports
 from harness.config import HostConfig
 
 LIMIT_S = 120.0
@@ -183,8 +181,8 @@ def make(root: Path) -> Host:
         )
     host.home.mkdir()
     (root / "empty").touch()
-    with tarfile.open(fileobj=io.BytesIO(bootstrap.sources().archive)) as tar:
-        tar.extractall(root / "sources", filter="data")
+    (root / "sources.tar").write_bytes(bootstrap.sources().archive)
+    _onhost.unpack(root / "sources.tar", root / "sources")
     believe(host)
     host.start()
     return host
