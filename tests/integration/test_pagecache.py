@@ -112,3 +112,12 @@ def test_a_file_whose_residency_is_not_told_is_unknown_and_not_claimed(weights: 
     )
     assert '"resident_after_bytes": null' in done.stdout and '"succeeded": false' in done.stdout
     assert "mincore-not-permitted" in done.stdout
+
+
+def test_whether_a_drop_would_be_proven_is_told_without_dropping(weights: Path) -> None:
+    (weights / "model.bin").read_bytes()
+    before = resident(weights / "model.bin")
+    assert pagecache.droppable(weights) == pagecache.Droppable(1, True, ())
+    with (weights / "model.bin").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        assert pagecache.droppable(weights).mapped_by == (os.getpid(),)
+    assert resident(weights / "model.bin") == before > 0
