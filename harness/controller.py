@@ -176,8 +176,11 @@ def _finish(config: Config, name: str, link: Transport, display: Display, root: 
         _forget(config, name, link)
         raise
     request = {"host": asdict(config.host), "run": name}
-    packed = Packed.from_json(watch.patiently(lambda: link.call("pack", request, timeout_s=PACK_S)))
-    sealed: Sealed = watch.patiently(lambda: seal_run(name, packed, link, root))
+    try:
+        packed = Packed.from_json(watch.patiently(lambda: link.call("pack", request, timeout_s=PACK_S)))
+        sealed: Sealed = watch.patiently(lambda: seal_run(name, packed, link, root))
+    except KeyboardInterrupt:
+        raise UsageError("interrupted", f"{name} has ended and is not sealed yet; the same command seals it") from None
     _forget(config, name, link)
     return sealed
 

@@ -32,6 +32,7 @@ class Watch:
         self._display = display
         self._patient = Patient(transport.where, display.note)
         self._asked = 0
+        self._unheard = False
         self._told: str | None = None
 
     def until_ended(self) -> None:
@@ -44,6 +45,8 @@ class Watch:
             try:
                 seen = self._patient(lambda since=stamp: self._poll(since))  # type: ignore[misc]
                 stamp = seen.stamp
+                if self._unheard:  # what was pressed while the link was lost asked for nothing
+                    self._asked, self._unheard = 0, False
                 self._show(seen)
                 if seen.refused is not None:
                     raise Refused(*seen.refused)
@@ -76,6 +79,7 @@ class Watch:
             how = "after-leg" if self._asked == 1 else "now"
             self._transport.call("stop", {**self._request, "how": how}, timeout_s=CALL_S)
         except LinkLost as error:
+            self._unheard = True
             self._not_heard(error)
         else:
             said = "stopping after this leg; press Ctrl-C again to stop now" if self._asked == 1 else "stopping now"
