@@ -121,6 +121,9 @@ def droppable(root: Path) -> Droppable:
             raise HarnessError("cache-root", f"cannot open {one.path}: {error.strerror}; make it readable")
         try:
             told = told and _residency_is_told(descriptor, one.path)
+            resident_bytes(descriptor)  # some file systems and sandboxes have no mincore
+        except OSError as error:
+            raise HarnessError("no-mincore", f"mincore fails on {one.path}: {error.strerror}; use a local file system")
         finally:
             os.close(descriptor)
     return Droppable(len(found), told, _mapped_by(*(one.inode for one in found)))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from harness.records import MemorySample
+from harness.telemetry import record
 from harness.telemetry.phases import Stamps, peak_phases
+from tests.builders import MS, good_legs, small_plan, write_leg
 
 STAMPS = Stamps(ready_ns=100, timed_ns=200, done_ns=300)
 
@@ -37,3 +40,17 @@ def test_a_plateau_counts_where_it_began_and_what_was_never_known_has_no_phase()
 def test_phases_meet_without_a_gap() -> None:
     found = [STAMPS.phase(t_ns) for t_ns in (99, 100, 199, 200, 300, 301)]
     assert found == ["load", "warm-up", "warm-up", "serve", "serve", "stop"]
+
+
+def test_a_leg_is_told_from_the_files_it_left(tmp_path: Path) -> None:
+    """Four requests 20 ms apart of some 12 ms; samples at 0, 100 and 200 ms."""
+    leg = good_legs(small_plan())[-1]
+    write_leg(tmp_path, replace(leg, requests=tuple(replace(one, done_ns=40 * MS) for one in leg.requests)))
+    found = record.peaks(tmp_path, ready_ns=0)
+    assert found["phases"] == {"ready_ns": "0", "timed_ns": "0", "done_ns": str(100 * MS)}
+    assert found["peak_phase"]["peak_pss_kib"] == "serve" and found["peak_phase"]["peak_gpu_memory_mib"] is None
+
+
+def test_a_leg_without_a_request_has_no_phases(tmp_path: Path) -> None:
+    write_leg(tmp_path, replace(good_legs(small_plan())[-1], requests=()))
+    assert record.peaks(tmp_path, ready_ns=0) == {}
