@@ -123,3 +123,11 @@ def fuzz(session: nox.Session) -> None:
     """A million damaged documents against every parser of the plan cache; finds are kept in tests/fuzz/corpus/."""
     env = _install(session, "dev")
     session.run("python", "-m", "tests.fuzz", *session.posargs, env=env)
+
+
+@nox.session(python=THIS)
+def faults(session: nox.Session) -> None:
+    """A simulated day of campaigns with random faults, then one fault at a time against real runs, as a table."""
+    env = _install(session, "dev")
+    session.run("python", "-m", "tests.faults.soak", env=env)
+    session.run("python", "-m", "tests.faults", *session.posargs, env=env)
