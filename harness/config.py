@@ -124,7 +124,7 @@ class WorkloadConfig:
 class ClientConfig:
     name: str = key("which load client runs: closed_loop")
     request_timeout_s: float = key("longest time one request may take", unit="s", default=300.0)
-    leg_deadline_s: float = key("longest time one leg's load may take", unit="s", default=900.0)
+    leg_deadline_s: float = key("longest time one leg may take: start, load and stop together", unit="s", default=900.0)
     stall_timeout_s: float = key("longest time without a new token in the whole leg", unit="s", default=120.0)
     warmups: int | None = key(
         "untimed requests before a leg; null = as many as the concurrency", unit="requests", default=None

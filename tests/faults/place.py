@@ -178,15 +178,14 @@ class Place:
         if quoted or "tok/s" in report:
             raise Missed(f"a void report names the axes {quoted}")
 
-    def nothing_left(self, *, lease_free: bool = True) -> None:
-        until(lambda: not self.mine(), "the end of every process", 30.0) if self.mine() else None
+    def nothing_left(self) -> None:
+        until(lambda: not self.mine(), "the end of every process", 30.0)
         if self.workers():
             raise Missed(f"workers are left: {self.workers()}")
         if ports.listening(self.port):
             raise Missed(f"port {self.port} is open")
-        if lease_free:
-            with lease.acquire(self.lease, 1.0, HolderRecord.mine("look"), lambda _: None):
-                pass
+        with lease.acquire(self.lease, 1.0, HolderRecord.mine("look"), lambda _: None):
+            pass
         if left := list((self.root / "state").glob("g4-*")):
             raise Missed(f"state is left: {left}")
 
