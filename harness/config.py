@@ -64,7 +64,7 @@ class HostConfig:
     poll_s: float = key(
         "ssh: how long one look at a run may wait on the host for news; each costs it one short process",
         unit="s",
-        default=10.0,
+        default=30.0,
     )
     remote_dir: str | None = key(
         "ssh: folder there for sources, wheels and environment; null = ~/.local/share/nvfp4-gates", default=None

@@ -23,7 +23,7 @@ from harness.telemetry import procfs
 
 __all__ = ["forget", "listing", "pack", "poll", "stop"]
 
-LOOK_S = 0.1
+LOOK_S = 0.25
 LISTED = "`python -m harness status` lists those that are there"
 SHOWN = ("leg", "phase")  # a change of these is news at once; counts inside a leg come with the next poll
 
