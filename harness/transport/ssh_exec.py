@@ -23,7 +23,8 @@ Kind = Literal["exit", "signal", "timeout", "lost"]
 CHUNK = 1 << 16
 LINGER_S = 2.0  # silence after which a stream is given up that a daemon of the program still holds open
 SETTLE_S = 2.0  # sshd reports an ended program within milliseconds
-SWEEPS = 3
+SWEEPS = 3  # how often the far side is believed to be empty while its own channel says otherwise
+TICKS_PER_S = 4  # a tick is 0.2 s of sleep and about 0.05 s of reading /proc
 MAX_COMMAND = 100_000  # bytes; Linux takes 128 KiB in one argument, and the whole line is one argument of the shell
 RUN = "NVFP4_GATES_RUN"
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./:=@,+")
@@ -70,10 +71,10 @@ sweep() {
   while [ $i -lt "$2" ]; do
     scan && { echo gone; exit 0; }
     [ "$1" = KILL ] || [ $i -eq 0 ] && kill -s "$1" $all 2>/dev/null
-    sleep 0.1; i=$((i+1))
+    sleep 0.2 2>/dev/null || sleep 1; i=$((i+1))
   done
 }
-sweep TERM "$ticks"; sweep KILL 50; scan && { echo gone; exit 0; }
+sweep TERM "$ticks"; sweep KILL 25; scan && { echo gone; exit 0; }
 echo "left$all"
 """
 
@@ -232,7 +233,7 @@ def _end(link: Link, channel: Any, bound: _Bound) -> None:
 
 def _sweep(link: Link, bound: _Bound) -> None:
     """TERM, grace, KILL, proof, through a second channel."""
-    ticks = str(max(1, round(bound.grace_s * 10)))
+    ticks = str(max(1, round(bound.grace_s * TICKS_PER_S)))
     argv = ["/bin/sh", "-c", END, "sh", f"{RUN}={bound.token}", ticks]
     done = run(link, argv, timeout_s=bound.grace_s + 30, grace_s=0.1)
     if done.kind == "lost":

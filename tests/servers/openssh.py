@@ -84,6 +84,10 @@ class Sshd:
             "MaxAuthTries 6",
             "LogLevel VERBOSE",
         ]
+        if not any(option.startswith("SetEnv ") for option in options):
+            lines.append(
+                "SetEnv SHLVL=2"
+            )  # bash then leaves ~/.bashrc unread, which took 0.3 s a command on one account
         if not any(option.startswith("Subsystem ") for option in options):  # which may stand but once
             lines.append(f"Subsystem sftp {SFTP_SERVER}")
         config.write_text("\n".join([*lines, "PerSourcePenalties no"]) + "\n")
