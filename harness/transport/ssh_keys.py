@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UsageError
+from harness.errors import HarnessError, UsageError
 from harness.transport import ssh_known_hosts, ssh_library
 from harness.transport.ssh_config import SshTarget
 
@@ -30,6 +30,7 @@ class _Tries:
 
 def authenticate(transport: Any, hop: SshTarget) -> None:
     """Log in at `hop` over its own transport, whose host key was checked. UsageError `ssh-auth` names hop and tries.
+    HarnessError `ssh-unreachable`: the link broke meanwhile.
 
     IdentityFile comes before the agent, because a server counts each wrong key and hangs up (MaxAuthTries).
     """
@@ -47,10 +48,12 @@ def authenticate(transport: Any, hop: SshTarget) -> None:
             shown = f"{name} ({key.get_name()} {ssh_known_hosts.fingerprint(key.asbytes())})"
             try:
                 missing = transport.auth_publickey(hop.user, key)
-            except paramiko.SSHException as error:
+            except (paramiko.SSHException, OSError) as error:
+                _require_link(transport, hop, error)
                 tries.notes.append(f"{shown}: {_reason(error)}")
                 if not transport.is_active():
-                    tries.notes.append("the server hung up after that; IdentitiesOnly yes keeps other keys back")
+                    said = f"the server hung up after that ({transport.farewell})"
+                    tries.notes.append(f"{said}; IdentitiesOnly yes keeps other keys back")
                     break
                 continue
             if not missing:
@@ -75,9 +78,16 @@ def _without_key(transport: Any, hop: SshTarget, tries: _Tries) -> bool:
             raise UsageError(
                 "ssh-auth", f"{hop} takes {tries.methods or 'no method at all'}; a run nobody watches needs publickey"
             ) from error
-    except paramiko.SSHException as error:
+    except (paramiko.SSHException, OSError) as error:
+        _require_link(transport, hop, error)
         tries.notes.append(f"no key: {_reason(error)}")
     return False
+
+
+def _require_link(transport: Any, hop: SshTarget, error: Exception) -> None:
+    """HarnessError `ssh-unreachable` when it was the link that failed, which a later try may find mended."""
+    if "timeout" in str(error).lower() or not (transport.is_active() or transport.farewell):
+        raise HarnessError("ssh-unreachable", f"{hop}: the link broke while logging in ({error})") from error
 
 
 def _failed(hop: SshTarget, tries: _Tries) -> UsageError:

@@ -59,6 +59,13 @@ class _Transport(paramiko.Transport):
         **paramiko.Transport._channel_handler_table,  # type: ignore[attr-defined]
         CHANNEL_REQUEST: _on_request,
     }
+    farewell: str | None = None  # why the server hung up, in its words; None where the link broke instead
+
+    def _parse_disconnect(self, message: Any) -> None:
+        peek = paramiko.Message(message.get_remainder())
+        peek.get_int()
+        self.farewell = peek.get_text()
+        super()._parse_disconnect(message)  # type: ignore[misc]
 
 
 class Link:
@@ -119,7 +126,8 @@ class Link:
             raise HarnessError("ssh-channel", f"{self.target}: {doing} failed ({error})") from error
 
     def lost_error(self, doing: str) -> HarnessError:
-        reason = self.lost or "the other side closed it"
+        said = next((one.farewell for one in self._transports if one.farewell), None)
+        reason = self.lost or (f"the server hung up ({said})" if said else "it broke")
         return HarnessError(
             "ssh-lost", f"the link to {self.target} was lost while {doing}: {reason}; what runs there goes on"
         )
@@ -147,9 +155,8 @@ class Link:
         try:
             if not self._transports:
                 found = socket.create_connection((hop.host, hop.port), timeout=timeout_s)
-                found.setsockopt(
-                    socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-                )  # or each new channel waits 40 ms for an ACK
+                # Without it each new channel waits 40 ms for the other side's delayed ACK.
+                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return found
             return self.transport.open_channel(
                 "direct-tcpip", (hop.host, hop.port), ("127.0.0.1", 0), window_size=WINDOW, timeout=timeout_s
