@@ -89,5 +89,4 @@ def _send(
     size = sum(row["size"] for row in files if row["path"] in missing)
     note(f"sending {len(missing)} of {len(files)} files, {size / 1e6:.1f} MB")
     for path in missing:
-        with remote.connection() as connection:
-            connection.put(contents[path], f"{base}/{path}", mode=0o644)
+        remote.put(contents[path], f"{base}/{path}")

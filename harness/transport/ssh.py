@@ -47,8 +47,7 @@ class Ssh:
             if target.is_file() and (target.stat().st_size, canonical.sha256_file(target)) == (row.size, row.sha256):
                 continue
             try:
-                with self._remote.connection() as connection:
-                    connection.get(f"{folder}/{row.path}", target, sha256=row.sha256, size=row.size)
+                self._remote.get(f"{folder}/{row.path}", target, sha256=row.sha256, size=row.size)
             except HarnessError as error:
                 if error.code == "local-file":
                     raise OSError(0, error.message) from error

@@ -44,7 +44,7 @@ PasswordAuthentication no
 PermitRootLogin yes
 PrintMotd no
 SetEnv HOME={home}
-Subsystem sftp internal-sftp
+Subsystem sftp {sftp}
 """
 
 
@@ -55,6 +55,7 @@ class Host:
     root: Path
     port: int
     name: str = "bench"
+    sftp: str = "internal-sftp"
     sshd: subprocess.Popen[bytes] | None = None
     engine_port: int = field(default_factory=ports.free_port)
 
@@ -72,7 +73,7 @@ class Host:
 
     def start(self) -> None:
         config = self.root / "sshd_config"
-        config.write_text(CONFIG.format(port=self.port, root=self.root, home=self.home))
+        config.write_text(CONFIG.format(port=self.port, root=self.root, home=self.home, sftp=self.sftp))
         with (self.root / "sshd.log").open("ab") as log:
             command = [shutil.which("sshd", path="/usr/sbin:/usr/local/sbin") or "", "-D", "-e", "-f", str(config)]
             self.sshd = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -168,13 +169,13 @@ def _is(process: psutil.Process, marks: Sequence[str], word: str) -> bool:
     return word in line and any(mark in line for mark in marks)
 
 
-def make(root: Path) -> Host:
+def make(root: Path, sftp: str = "internal-sftp") -> Host:
     if shutil.which("sshd", path="/usr/sbin:/usr/local/sbin") is None or shutil.which("ssh-keygen") is None:
         pytest.skip("needs a real sshd (Debian: apt-get install openssh-server)")
     if os.getuid() != 0:
         pytest.skip("needs root: sshd gives its users another home directory")
     Path("/run/sshd").mkdir(exist_ok=True)  # where sshd drops its privileges to
-    host = Host(root, ports.free_port())
+    host = Host(root, ports.free_port(), sftp=sftp)
     for name in ("host_key", "user_key"):
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(root / name)], check=True
@@ -225,6 +226,19 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
             for process in made.mine(word):
                 process.kill()
         made.stop()
+
+
+@pytest.fixture
+def noisy(tmp_path: Path) -> Iterator[Host]:
+    """A host whose SFTP server is started by the login shell, which prints first: SFTP itself is of no use there."""
+    server = Path("/usr/lib/openssh/sftp-server")
+    if not server.is_file():
+        pytest.skip(f"needs {server} (Debian: package openssh-sftp-server)")
+    (tmp_path / "noisy").mkdir()
+    made = make(tmp_path / "noisy", str(server))
+    (made.home / ".bashrc").write_text(f"printf '{BANNER}'\n")
+    yield made
+    made.stop()
 
 
 @pytest.fixture

@@ -12,11 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness import canonical, lease, ports
-from harness.errors import EXIT_FAIL, EXIT_PASS, EXIT_USAGE, EXIT_VOID
+from harness.errors import EXIT_FAIL, EXIT_PASS, EXIT_USAGE, EXIT_VOID, UsageError
 from harness.holder import HolderRecord
+from harness.transport.remote import Remote
 from harness.verify import verify
-from tests.integration.remote.conftest import LIMIT_S, TINY, Host, believe, prepare_again
+from tests.integration.remote.conftest import LIMIT_S, TINY, Host, believe, prepare, prepare_again
 
 CUT_SHORT = {"interrupted", "internal-error", "lease-released", "nothing-left", "run-ended", "supervisor-died"}
 QUICK = ("gate.model_gate=false", "gate.sequential_requests=0")
@@ -238,3 +241,24 @@ def test_preparing_twice_sends_nothing_and_says_so(host: Host) -> None:
     record = ast.literal_eval(again.stdout.splitlines()[-1])
     assert Path(record["interpreter"]).is_file()
     assert (Path(record["sources_folder"]) / "harness" / "agent" / "__main__.py").is_file()
+
+
+def test_where_a_start_file_spoils_sftp_files_go_through_the_shell(noisy: Host, tmp_path: Path) -> None:
+    prepare(noisy)
+    remote = Remote(noisy.config())
+    data = bytes(range(256)) * 400
+    try:
+        with pytest.raises(UsageError, match="SFTP"), remote.connection() as connection:
+            connection.put(data, str(noisy.home / "plain"))
+        remote.put(data, str(noisy.home / "there"))
+        assert (noisy.home / "there").read_bytes() == data
+        digest = canonical.sha256_bytes(data)
+        remote.get(str(noisy.home / "there"), tmp_path / "here", sha256=digest, size=len(data))
+        assert (tmp_path / "here").read_bytes() == data
+        with pytest.raises(UsageError, match="did not arrive whole"):
+            remote.get(str(noisy.home / "there"), tmp_path / "other", sha256="0" * 64, size=len(data))
+        with pytest.raises(UsageError, match="cannot be copied"):
+            remote.get(str(noisy.home / "absent"), tmp_path / "other", sha256=digest, size=len(data))
+    finally:
+        remote.close()
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["here"]
