@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-REFUSED = ("numpy", "hydra", "omegaconf", "rich", "psutil", "pynvml", "fcntl", "uvicorn", "httptools")
+REFUSED = ("numpy", "paramiko", "hydra", "omegaconf", "rich", "psutil", "pynvml", "fcntl", "uvicorn", "httptools")
 
 
 def imports(path: Path) -> set[str]:
