@@ -62,7 +62,7 @@ def judge(
     if arms[0] is None or arms[1] is None:
         return AxisResult(axis, arms[0], arms[1], None, False, "a repetition has no value")
     if arms[0] == 0 or arms[1] == 0:
-        return AxisResult(axis, arms[0], arms[1], None, False, "an arm's estimate is zero, so there is no ratio")
+        return AxisResult(axis, arms[0], arms[1], None, False, "an arm's estimate is zero")
     ratio = arms[0] / arms[1] if axis.direction == "higher" else arms[1] / arms[0]
     return AxisResult(axis, arms[0], arms[1], ratio, ratio >= rule.threshold, None)
 

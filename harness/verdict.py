@@ -28,7 +28,7 @@ def compute(plan: Plan, legs: Sequence[Leg], run_checks: Sequence[Check]) -> dic
     checks = [*run_checks, *GATES[plan.gate](plan, legs)]
     rule = Rule.from_json(plan.rule)
     results = _axis_results(plan, legs, rule) if all(check.ok for check in checks) else []
-    checks += [_null_check(result) for result in results if result.ratio is None]
+    checks += [_null_check(result) for result in results if result.candidate is None or result.baseline is None]
     void = [check.code for check in checks if not check.ok]
     results = [] if void else results
     outcome = "VOID" if void else "PASS" if all(result.passed for result in results) else "FAIL"
@@ -69,20 +69,22 @@ def _axis_results(plan: Plan, legs: Sequence[Leg], rule: Rule) -> list[AxisResul
 
 
 def _null_check(result: AxisResult) -> Check:
-    """An axis without a ratio is not a miss: the measurement is incomplete."""
-    return Check(
-        "axis-null", f"c{result.axis.concurrency} {result.axis.name}", result.reason or "null", "a ratio", False
-    )
+    """A value that could not be had is not a miss: the measurement is incomplete. (A zero is a value; it misses.)"""
+    where = f"c{result.axis.concurrency} {result.axis.name}"
+    return Check("axis-null", where, result.reason or "null", "a value in every repetition", False)
 
 
 def _axis_row(result: AxisResult) -> dict[str, Any]:
-    assert result.ratio is not None and result.candidate is not None and result.baseline is not None
+    assert result.candidate is not None
+    assert result.baseline is not None
+    ratio = result.ratio
     return {
         **asdict(result.axis),
         "candidate": decimal_text(result.candidate),
         "baseline": decimal_text(result.baseline),
-        "ratio": {"numerator": str(result.ratio.numerator), "denominator": str(result.ratio.denominator)},
-        "ratio_text": decimal_text(result.ratio),
+        "ratio": None if ratio is None else {"numerator": str(ratio.numerator), "denominator": str(ratio.denominator)},
+        "ratio_text": None if ratio is None else decimal_text(ratio),
+        "reason": result.reason,
         "pass": result.passed,
     }
 

@@ -122,7 +122,7 @@ def _axes(verdict: Mapping[str, Any]) -> list[str]:
             f"{float(row['baseline']):.6g}",
             row["unit"],
             row["direction"],
-            f"{float(row['ratio_text']):.6f}",
+            "none" if row["ratio_text"] is None else f"{float(row['ratio_text']):.6f}",
             "pass" if row["pass"] else "**miss**",
         )
         for row in verdict["axes"]

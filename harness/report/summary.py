@@ -26,13 +26,17 @@ def counts_line(verdict: Mapping[str, Any]) -> str:
 
 
 def miss_lines(verdict: Mapping[str, Any]) -> list[str]:
-    """One line a missed axis, the worst first."""
-    missed = sorted((row for row in verdict["axes"] if not row["pass"]), key=lambda row: float(row["ratio_text"]))
+    """One line a missed axis, the worst first; an axis without a ratio comes before all others."""
+    missed = sorted((row for row in verdict["axes"] if not row["pass"]), key=lambda row: float(row["ratio_text"] or 0))
     return [
-        f"c{row['concurrency']} {row['name']}: ratio {float(row['ratio_text']):.6f} "
+        f"c{row['concurrency']} {row['name']}: {ratio_words(row)} "
         f"({float(row['candidate']):.6g} against {float(row['baseline']):.6g} {row['unit']})"
         for row in missed
     ]
+
+
+def ratio_words(row: Mapping[str, Any]) -> str:
+    return f"no ratio, {row['reason']}" if row["ratio_text"] is None else f"ratio {float(row['ratio_text']):.6f}"
 
 
 def reason_lines(verdict: Mapping[str, Any]) -> list[str]:

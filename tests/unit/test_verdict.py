@@ -13,6 +13,7 @@ from harness import journal, verdict
 from harness.axes import Axis, axes_of, memory_axes
 from harness.plan import Plan
 from harness.records import ArmProof, CacheDrop, Check, Leg, MemoryReturn, ModelGate
+from harness.report.summary import miss_lines
 from harness.rule import Rule, combine, decimal_text, judge
 from tests.builders import good_legs, plan_report, sample, small_plan
 
@@ -250,3 +251,18 @@ def test_a_run_that_did_not_end_well_is_void(events: list[dict[str, Any]], code:
 def test_another_document_than_the_planned_one_is_void() -> None:
     plan = replace(PLAN, frozen_plan_sha256="c" * 64)
     assert "plan-same-document" in judged(plan, good_legs(plan))["void"]
+
+
+def test_an_estimate_of_zero_misses_without_a_ratio_and_does_not_void() -> None:
+    """Others on the host freed more memory than a small engine took: a value, if a useless one."""
+    legs = [
+        replace(leg, memory=tuple(replace(item, mem_available_kib=200_000) for item in leg.memory))
+        if leg.arm == "A" and leg.kind == "timed"
+        else leg
+        for leg in good_legs(PLAN)
+    ]
+    result = judged(PLAN, legs)
+    assert result["outcome"] == "FAIL"
+    row = next(row for row in result["axes"] if row["name"] == "peak_mem_available_drop_kib")
+    assert (row["candidate"], row["ratio"], row["ratio_text"], row["pass"]) == ("0", None, None, False)
+    assert "no ratio, an arm's estimate is zero" in miss_lines(result)[0]
