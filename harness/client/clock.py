@@ -22,6 +22,7 @@ _GENERIC_NUMBERS = ("x86_64", "AMD64", "aarch64", "arm64")
 _TIMESPEC = struct.Struct("@qq")
 ANCILLARY_BYTES = 64  # one control message of a timespec takes 32
 _TOLERANCE_NS = 10_000  # far below any step that could move an axis, above the rounding of the two clocks
+_MIXED = 0.05  # the first packets of a connection may lack a stamp; up to this share a series still counts as one kind
 
 
 def ask_for_stamps(sock: socket.socket) -> bool:
@@ -47,8 +48,9 @@ def kernel_stamp(ancillary: Sequence[tuple[int, int, bytes]]) -> int | None:
 class StampClock:
     """Turns a batch's kernel stamps into CLOCK_MONOTONIC ns.
 
-    Call `settle` after a batch was read and before it is stamped: a step that happened up to then shows, and from
-    that batch on every stamp is the monotonic one taken when the loop woke up (`fallback_ns`).
+    Call `settle` after a batch was read and before it is stamped: a step that happened up to then shows. That batch's
+    packets may be from either side of it, so they get the monotonic stamp taken when the loop woke up (`fallback_ns`);
+    the batches after it are converted with the difference as measured anew. `step_ns` is the last step.
     """
 
     def __init__(
@@ -56,13 +58,16 @@ class StampClock:
     ) -> None:
         self._monotonic = monotonic
         self._realtime = realtime
-        low, high = min((self._measure() for _ in range(16)), key=lambda pair: pair[1] - pair[0])
-        self._low = low
-        self._high = high
-        self._offset = (low + high) // 2
+        self._anchor()
+        self._between = False
         self.step_ns: int | None = None
         self.from_kernel = 0
         self.from_loop = 0
+
+    def _anchor(self) -> None:
+        """The tightest of 16 measurements."""
+        self._low, self._high = min((self._measure() for _ in range(16)), key=lambda pair: pair[1] - pair[0])
+        self._offset = (self._low + self._high) // 2
 
     def _measure(self) -> tuple[int, int]:
         """Bounds of realtime minus monotonic: the wall clock was read between two monotonic readings."""
@@ -72,15 +77,15 @@ class StampClock:
         return wall - after, wall - before
 
     def settle(self) -> None:
-        if self.step_ns is not None:
-            return
         low, high = self._measure()
         # Bounds, not midpoints: being descheduled between the readings widens them and is never taken for a step.
-        if low > self._high + _TOLERANCE_NS or high < self._low - _TOLERANCE_NS:
+        self._between = low > self._high + _TOLERANCE_NS or high < self._low - _TOLERANCE_NS
+        if self._between:
             self.step_ns = (low + high) // 2 - self._offset
+            self._anchor()
 
     def stamp(self, kernel_ns: int | None, fallback_ns: int) -> int:
-        if kernel_ns is None or self.step_ns is not None:
+        if kernel_ns is None or self._between:
             self.from_loop += 1
             return fallback_ns
         self.from_kernel += 1
@@ -88,7 +93,8 @@ class StampClock:
 
     @property
     def source(self) -> str:
-        """`kernel`, `loop` (monotonic, when the loop woke up), or `kernel+loop` when both were needed."""
-        if self.from_kernel and self.from_loop:
-            return "kernel+loop"
-        return "kernel" if self.from_kernel else "loop"
+        """`kernel`, `loop` (monotonic, when the loop woke up), or `kernel+loop` when both made up more than 5 %."""
+        total = self.from_kernel + self.from_loop
+        if self.from_loop <= _MIXED * total:
+            return "kernel" if self.from_kernel else "loop"
+        return "kernel+loop" if self.from_kernel > _MIXED * total else "loop"

@@ -161,7 +161,7 @@ def _clock_warnings(clock: StampClock) -> Iterator[str]:
     if clock.step_ns is not None:
         yield (
             f"the wall clock was stepped by {clock.step_ns / 1e9:+.6f} s during the series; "
-            "stamps after it are the loop's monotonic ones"
+            f"{clock.from_loop} of {clock.from_kernel + clock.from_loop} reads have the loop's monotonic stamp"
         )
     elif clock.from_kernel and clock.from_loop:
         yield f"{clock.from_loop} of {clock.from_kernel + clock.from_loop} reads carried no kernel stamp"

@@ -295,8 +295,14 @@ def test_a_wall_clock_step_in_mid_stream_moves_no_latency() -> None:
     """B17: the wall clock falls back 2 s after the second token; events go on in order, on the monotonic clock."""
     stepped = threading.Event()
 
-    def wall() -> int:
-        return time.time_ns() - (2_000 * MS if stepped.is_set() else 0)
+    def behind() -> int:
+        return 2_000 * MS if stepped.is_set() else 0
+
+    class SteppedClock(StampClock):
+        """Kernel and program read the same wall clock, which is set back while the stream goes on."""
+
+        def stamp(self, kernel_ns: int | None, fallback_ns: int) -> int:
+            return super().stamp(None if kernel_ns is None else kernel_ns - behind(), fallback_ns)
 
     def script(request: Request, wire: Wire) -> None:
         wire.head()
@@ -310,7 +316,9 @@ def test_a_wall_clock_step_in_mid_stream_moves_no_latency() -> None:
 
     before = time.monotonic_ns()
     with ScriptedServer(script) as server:
-        result = run_load(target(server.port), prompts(1), clock=StampClock(realtime=wall))
+        result = run_load(
+            target(server.port), prompts(1), clock=SteppedClock(realtime=lambda: time.time_ns() - behind())
+        )
     elapsed = time.monotonic_ns() - before
     record = result.records[0]
     assert record.error is None

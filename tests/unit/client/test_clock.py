@@ -69,6 +69,28 @@ def test_a_step_of_any_size_that_matters_is_seen(step: int) -> None:
     assert clock.stamp(fake.realtime(), 77) == 77
 
 
+def test_after_a_step_the_kernel_stamps_of_later_batches_count_again() -> None:
+    fake = FakeClocks()
+    clock = fake.stamps()
+    for number in range(100):
+        fake.now = (6_000 + 20 * number) * MS
+        if number == 50:
+            fake.offset += 700 * MS
+        arrived, kernel = fake.now, fake.realtime()
+        clock.settle()
+        assert abs(clock.stamp(kernel, arrived) - arrived) <= 100
+    assert (clock.from_kernel, clock.from_loop) == (99, 1)
+    assert clock.source == "kernel"
+
+
+def test_a_few_packets_without_a_stamp_do_not_make_another_kind_of_series() -> None:
+    for loops, source in ((1, "kernel"), (20, "kernel+loop"), (99, "loop"), (100, "loop")):
+        clock = FakeClocks().stamps()
+        for number in range(100):
+            clock.stamp(None if number < loops else EPOCH, 1)
+        assert clock.source == source
+
+
 def test_being_descheduled_between_two_readings_is_not_a_step() -> None:
     fake = FakeClocks()
     clock = fake.stamps()
