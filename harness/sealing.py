@@ -39,8 +39,10 @@ def seal_run(name: str, packed: Packed, transport: Transport, root: Path) -> Sea
     final, partial = root / name, root / f".{name}.partial"
     try:
         root.mkdir(parents=True, exist_ok=True)
+        if (final / "seal.json").is_file():
+            return _sealed_already(final)
         if final.exists():
-            raise HarnessError("would-overwrite", f"{final} exists already; nothing is ever overwritten")
+            raise HarnessError("would-overwrite", f"{final} exists already and is no bundle; move it away")
         raw = partial / "raw"
         transport.fetch(packed.folder, packed.files, raw)
         return _seal(name, packed, raw, root)
@@ -50,6 +52,14 @@ def seal_run(name: str, packed: Packed, transport: Transport, root: Path) -> Sea
             f"evidence.root={root}: {error.strerror}; the run's files are kept in {Path(packed.folder).parent} on "
             f"{transport.where}, so mend that and run the same command again",
         ) from error
+
+
+def _sealed_already(final: Path) -> Sealed:
+    """Another controller of the same run was faster; both get the same bundle."""
+    found = verify.verify(final)
+    if found.verdict is None:
+        raise HarnessError("would-overwrite", f"{final} exists already and is tampered with: {found.faults[0]}")
+    return Sealed(final, found.digest, found.verdict)
 
 
 def _seal(name: str, packed: Packed, raw: Path, root: Path) -> Sealed:

@@ -118,6 +118,6 @@ def _seen(state: RunState) -> Seen:
     shown = [None if progress is None else progress.get(name) for name in SHOWN]
     alive = found.alive()
     stamp = canonical.sha256_bytes(canonical.dumps([asdict(found), shown, alive]))[:16]
-    waiting = found.message if found.phase == "waiting" else None
+    waiting = found.message if found.phase in ("waiting", "held", "draining") else None
     refused = (found.code or "lease", found.message or "the lease was not acquired") if _refused(found) else None
     return Seen(stamp, alive, found.phase, waiting, progress, refused)
