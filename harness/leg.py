@@ -242,11 +242,12 @@ def _roots(context: Context) -> list[Path]:
 
 
 def _before(context: Context, folder: Path) -> int | None:
-    """Drop the cache, then read the MemAvailable from which the leg's own drop is counted."""
+    """Drop the cache, look at host and GPU, then read the MemAvailable from which the leg's own drop is counted."""
     context.tell({"phase": "dropping the page cache"})
     drop = pagecache.drop(_roots(context))
+    looked = record.before()
+    host.settle()  # pages that ended processes free reach MemAvailable seconds late: too low a baseline hides the drop
     snapshot = host.snapshot({"state": context.state.root})
-    looked = record.before()  # after the baseline: pages that its processes free reach MemAvailable a moment late
     _write(folder, "host-before.json", {**snapshot, **looked, "cache_drop": drop.to_json()})
     available = snapshot["mem_available_kib"]
     floor = context.config.host.min_mem_available_mib * 1024
