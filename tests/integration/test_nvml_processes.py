@@ -78,10 +78,15 @@ def test_a_gpu_is_told_with_absences_and_never_zeros(driver: Path) -> None:
 
 def test_nvml_that_hangs_is_bounded_and_its_process_is_gone(driver: Path) -> None:
     (driver / "legs.hang").touch()
+    earlier = children()  # of other tests in this process
     with pytest.raises(HarnessError) as caught:
         probe.ask(timeout_s=2.0)
     assert caught.value.code == "nvml-hangs"
-    assert not [stat for stat in procfs.scan().values() if stat.ppid == os.getpid() and stat.alive]
+    assert children() <= earlier
+
+
+def children() -> set[int]:
+    return {pid for pid, stat in procfs.scan().items() if stat.ppid == os.getpid() and stat.alive}
 
 
 def test_a_driver_upgraded_in_the_middle_stops_the_series_before_its_next_leg(
