@@ -90,6 +90,15 @@ def engines(session: nox.Session) -> None:
 
 
 @nox.session(python=THIS)
+def remote(session: nox.Session) -> None:
+    """Runs over a real OpenSSH server on loopback: hosts keys, hops, cut links, whole gates. About five minutes."""
+    env = _install(session, "dev")
+    options = ["-o", "addopts=-ra --strict-markers --import-mode=importlib"]
+    folders = ["tests/integration/ssh", "tests/integration/remote"]
+    session.run("python", "-m", "pytest", *options, *folders, *session.posargs, env=env)
+
+
+@nox.session(python=THIS)
 def g4_component(session: nox.Session) -> None:
     """Gate G4. Overrides after `--`; `--require-pass` makes a FAIL fail the session."""
     require = "--require-pass" in session.posargs
