@@ -65,7 +65,7 @@ def checks(events: Sequence[Mapping[str, Any]]) -> list[Check]:
     found = [_void(event) for event in events if event["event"] == "void"]
     start, end = by_name.get("start"), by_name.get("end")
     found.append(Check("run-ended", "journal", "end" if end else "no end event", "an end event", end is not None))
-    found.append(_check_same("boot-id", start, end, "boot_id"))
+    found.append(_check_same("boot-id", start, end or _closing(events), "boot_id"))
     lease = start is not None and bool(start.get("lease"))
     found.append(
         Check("lease", "journal", "held" if lease else "not recorded", "the lease held from start to end", lease)
@@ -77,6 +77,11 @@ def checks(events: Sequence[Mapping[str, Any]]) -> list[Check]:
 
 def _void(event: Mapping[str, Any]) -> Check:
     return Check(str(event["code"]), str(event["where"]), str(event["message"]), VOIDED, False)
+
+
+def _closing(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The event by which a journal without an end was closed at its sealing, if it tells the boot of that moment."""
+    return next((event for event in reversed(events) if event["event"] == "void" and "boot_id" in event), None)
 
 
 def _check_same(code: str, start: Mapping[str, Any] | None, end: Mapping[str, Any] | None, key: str) -> Check:

@@ -29,7 +29,7 @@ from harness.telemetry import procfs
 from harness.telemetry.procfs import ProcessId
 from harness.telemetry.tree import descendants
 
-__all__ = ["LEASE_FD", "KeeperPlan", "KeeperState", "launch", "main", "read_state", "wake"]
+__all__ = ["LEASE_FD", "KeeperPlan", "KeeperState", "launch", "main", "parse_state", "read_state", "wake"]
 
 LEASE_FD = "NVFP4_GATES_LEASE_FD"  # the supervisor passes this descriptor on to every process that uses the GPU
 PLAN, STATE, LOG, SUPERVISOR_LOG = "keeper.json", "keeper.state.json", "keeper.log", "supervisor.log"
@@ -89,6 +89,14 @@ class KeeperState:
         """Whether this keeper still runs, on this very boot."""
         return self.boot_id == procfs.boot_id() and procfs.is_alive(ProcessId(self.pid, self.start_ticks))
 
+    def ended(self) -> bool:
+        """Whether it said itself that it is done."""
+        return self.phase in ("released", "failed")
+
+    def rebooted(self, now: str | None) -> bool:
+        """Whether a restart of the host, whose boot is `now`, cut it short. An unknown boot proves nothing."""
+        return not self.ended() and self.boot_id is not None and now is not None and self.boot_id != now
+
     def exit(self) -> Exit | None:
         return None if self.supervisor_exit is None else Exit.from_json(self.supervisor_exit)
 
@@ -99,6 +107,10 @@ def read_state(state_dir: Path) -> KeeperState | None:
         data = canonical.loads((state_dir / STATE).read_bytes(), STATE)
     except FileNotFoundError:
         return None
+    return parse_state(data)
+
+
+def parse_state(data: Mapping[str, Any]) -> KeeperState:
     return KeeperState(**{one.name: data[one.name] for one in fields(KeeperState) if one.name in data})
 
 

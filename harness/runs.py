@@ -35,7 +35,8 @@ def line(row: RunLine) -> str:
         "draining": "ends its processes",
         "released": "ended; not sealed yet: `attach` seals it",
         "failed": "ended without success; not sealed yet: `attach` seals it",
-        "lost": "its keeper is gone without a word (killed, or the host was started anew); `attach` seals it as VOID",
+        "lost": "its keeper is gone without a word (killed); `attach` seals it as VOID",
+        "rebooted": "the host was started anew meanwhile; `attach` seals it as VOID",
     }
     where = f", {describe(row.progress, None)}" if row.alive and row.progress else ""
     return f"{row.run}  {row.phase} since {row.since}: {said.get(row.phase, row.phase)}{where}"

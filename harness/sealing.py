@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import bundle, canonical, index, journal, verify
+from harness import bundle, canonical, index, journal, keeper, verify
 from harness.agent.values import Packed
 from harness.errors import EXITS, HarnessError, UsageError
 from harness.plan import Plan
@@ -67,7 +67,7 @@ def _seal(name: str, packed: Packed, raw: Path, root: Path) -> Sealed:
     final, work = root / name, raw.with_name("sealed")
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(raw, work)
-    _close_journal(work / "journal.jsonl", packed.said)
+    _close_journal(work / "journal.jsonl", packed)
     bundle.write_new(work / "keeper.json", canonical.dumps(dict(packed.keeper)))
     verdict = verify.assess(work)
     bundle.write_new(work / "verdict.json", canonical.dumps(verdict))
@@ -81,7 +81,7 @@ def _seal(name: str, packed: Packed, raw: Path, root: Path) -> Sealed:
     return Sealed(final, digest, verdict)
 
 
-def _close_journal(path: Path, said: str) -> None:
+def _close_journal(path: Path, packed: Packed) -> None:
     """A supervisor that died left no end. What it wrote stays, a cut line is set aside, and the run becomes void."""
     data = path.read_bytes() if path.exists() else b""
     whole, cut = journal.whole_lines(data)
@@ -90,5 +90,17 @@ def _close_journal(path: Path, said: str) -> None:
     if cut:
         path.with_name("journal.cut").write_bytes(cut)
     path.write_bytes(whole)
-    message = f"the supervisor ended without closing its journal; it said:\n{said}"
-    journal.Journal(path).write("void", code="supervisor-died", where="run", message=message)
+    journal.Journal(path).write("void", where="run", **_why_no_end(packed))
+
+
+def _why_no_end(packed: Packed) -> dict[str, str | None]:
+    """Reason code, sentence and last known boot: the host was started anew under the run, or the supervisor died."""
+    said = f"it said:\n{packed.said}"
+    held = keeper.parse_state(packed.keeper) if packed.keeper else None
+    if held is not None and held.rebooted(packed.boot_id):
+        boots = f"boot {held.boot_id} of the run, {packed.boot_id} now"
+        message = f"the host was started anew while the run went on ({boots}); {said}"
+        return {"code": "boot-id", "message": message, "boot_id": packed.boot_id}
+    boot = held.boot_id if held is not None and held.ended() else packed.boot_id
+    message = f"the supervisor ended without closing its journal; {said}"
+    return {"code": "supervisor-died", "message": message, "boot_id": boot}

@@ -57,7 +57,8 @@ def pack(request: Mapping[str, Any]) -> dict[str, Any]:
         raise HarnessError("still-running", f"{state.root.name} goes on; its files are not whole yet")
     rows = [_row(state.bundle, path) for path in bundle.members(state.bundle)]
     said = process.tail(state.root / keeper.SUPERVISOR_LOG) or process.tail(state.root / keeper.LOG)
-    return Packed(str(state.bundle), rows, state.read(state.root / keeper.STATE) or {}, said).to_json()
+    told = state.read(state.root / keeper.STATE) or {}
+    return Packed(str(state.bundle), rows, told, said, procfs.boot_id()).to_json()
 
 
 def _row(root: Path, path: Path) -> FileRow:
@@ -82,8 +83,9 @@ def listing(request: Mapping[str, Any]) -> dict[str, Any]:
         found = keeper.read_state(root)
         if found is not None:
             state, alive = RunState(root), found.alive()
-            ended = found.phase in ("released", "failed")
-            phase = found.phase if alive or ended else "lost"
+            phase = (
+                found.phase if alive or found.ended() else "rebooted" if found.rebooted(procfs.boot_id()) else "lost"
+            )
             rows.append(RunLine(root.name, phase, found.since, alive, state.read(state.progress)).to_json())
     return {"runs": rows, "lease": lease.describe(Path(host.lease_path)).sentence}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import PurePosixPath
 from typing import Any, Self
 
@@ -87,24 +87,26 @@ class FileRow(_Value):
 
 @dataclass(frozen=True)
 class Packed(_Value):
-    """The raw files of an ended run. `said` is the end of the supervisor's log, for a journal that has no end."""
+    """The raw files of an ended run, for a journal that has no end, too: `said` is the end of the supervisor's log,
+    `boot_id` the host's present boot, None where it does not tell."""
 
     folder: str
     files: Sequence[FileRow]
     keeper: Mapping[str, Any]
     said: str
+    boot_id: str | None
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Packed:
         found = super().from_json(document)
         rows = [FileRow.from_json(row).checked() for row in document["files"]]
-        return cls(found.folder, rows, found.keeper, found.said)
+        return replace(found, files=rows)
 
 
 @dataclass(frozen=True)
 class RunLine(_Value):
-    """One run in the host's state folder. `phase` is the keeper's: waiting, held, draining, released, failed; `lost`
-    where it no longer lives and did not say so."""
+    """One run in the host's state folder. `phase` is the keeper's: waiting, held, draining, released, failed; where it
+    no longer lives and did not say so, `rebooted` on another boot than its own, else `lost`."""
 
     run: str
     phase: str

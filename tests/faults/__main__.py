@@ -91,6 +91,8 @@ def _break(place: Place, cell: Cell) -> str:
     if cell.codes:
         if code != EXIT_VOID or not cell.codes & set(reasons):
             raise Missed(f"exit {code}, reasons {reasons}; wanted {sorted(cell.codes)}; it said: {said[-600:]}")
+        if wrong := cell.never & set(reasons):
+            raise Missed(f"reasons {reasons}; {sorted(wrong)} is not what happened")
         place.nothing_quoted()
         if cell.leaves_autopsy and not list(place.bundles()[-1].glob("legs/*/autopsy.json")):
             raise Missed("no autopsy was saved")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import json
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import lease, process, watchdog
+from harness import keeper, lease, process, watchdog
 from harness.errors import EXIT_USAGE
 from tests.faults.place import Missed, Place, until
 
@@ -25,19 +26,24 @@ PHASES = (LOADING, LOAD, STOPPING)
 SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "SIGTERM": signal.SIGTERM}
 HUNG = {"not-ready", "engine-stalled", "client-stalled", "leg-deadline"}  # these must leave an autopsy
 
+BLAME = {("boot-id",): ("supervisor-died",), ("supervisor-died",): ("boot-id",)}  # the other one would be wrong
+
 
 @dataclass(frozen=True)
 class Cell:
-    """`codes`: one of them must be among the reasons; empty: the run must end valid all the same."""
+    """`codes`: one of them must be among the reasons; empty: the run must end valid all the same. `never`: reasons that
+    would blame something else."""
 
     name: str
     act: Callable[[Place], Ended]
     codes: frozenset[str]
     leaves_autopsy: bool = False
+    never: frozenset[str] = frozenset()
 
 
 def cell(name: str, act: Callable[[Place], Ended], *codes: str) -> Cell:
-    return Cell(name, act, frozenset(codes), bool(HUNG & set(codes)))
+    never = frozenset(BLAME.get(codes, ()))
+    return Cell(name, act, frozenset(codes), bool(HUNG & set(codes)), never)
 
 
 def arrive(place: Place, phase: str) -> None:
@@ -82,8 +88,7 @@ def _controller(place: Place, number: str, overrides: Sequence[str]) -> Ended:
         if "attaching to the unfinished run" not in said:
             raise Missed(f"the same command did not attach: {said[-300:]}")
         return code, said
-    keeper = place.target("keeper")
-    process.wait_gone([keeper], 60.0)
+    process.wait_gone([place.target("keeper")], 60.0)
     first.send_signal(signal.SIGCONT)
     return place.end(first)
 
@@ -148,10 +153,10 @@ def request(word: str) -> Callable[[Place], Ended]:
 def twice(place: Place) -> Ended:
     controller = place.start()
     place.under_load()
-    keeper = place.target("keeper")
-    process.send(keeper, signal.SIGTERM)
+    holder = place.target("keeper")
+    process.send(holder, signal.SIGTERM)
     until(lambda: '"stop_asked":true' in (place.state() / "keeper.state.json").read_text(), "the first TERM")
-    process.send(keeper, signal.SIGTERM)
+    process.send(holder, signal.SIGTERM)
     return place.end(controller)
 
 
@@ -247,6 +252,28 @@ def told_wrongly(kind: str, *overrides: str) -> Callable[[Place], Ended]:
     return act
 
 
+def restarted(number: str) -> Callable[[Place], Ended]:
+    """The host is started anew: all of the run is gone at once, and what its keeper wrote is of another boot."""
+
+    def act(place: Place) -> Ended:
+        controller = place.start()
+        place.under_load()
+        process.send(place.target("controller"), SIGNALS[number])
+        if number == "SIGKILL":
+            controller.wait()
+        path = place.state() / keeper.STATE
+        gone = [one for one in (*place.mine(), *place.workers()) if one.pid != controller.pid]
+        for one in gone:
+            process.send(one, signal.SIGKILL)
+        process.wait_gone(gone, 30.0)
+        state = json.loads(path.read_text())
+        path.write_text(json.dumps({**state, "boot_id": "00000000-0000-4000-8000-000000000000"}))
+        controller.send_signal(signal.SIGCONT)
+        return place.end(place.start() if number == "SIGKILL" else controller)
+
+    return act
+
+
 EXPECTED: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
     ("SIGKILL", "controller"): ((), (), ()),
     ("SIGSTOP", "controller"): ((), (), ()),
@@ -320,6 +347,8 @@ def _others() -> Iterator[Cell]:
         quick = ("host.memory_return_timeout_s=2",)
         yield cell(kind.replace("-", " ").replace("nvml", "NVML"), told_wrongly(kind, *quick), *codes)
     yield cell("reboot between legs", told_wrongly("reboot"), "boot-id")
+    yield cell("reboot, controller dead, attach", restarted("SIGKILL"), "boot-id")
+    yield cell("reboot while the controller sleeps", restarted("SIGSTOP"), "boot-id")
     yield cell("clock stepped forward a day", told_wrongly("clock-forward"))
     yield cell("clock stepped back a day", told_wrongly("clock-back"))
 

@@ -114,10 +114,16 @@ def test_find_removes_what_was_never_started_and_keeps_the_rest(tmp_path: Path) 
     assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["g4-abc-1", "g4-xyz-3"]
 
 
-def test_a_keeper_that_vanished_is_listed_as_lost(tmp_path: Path) -> None:
-    started(tmp_path, "g4-abc-1", boot_id="another boot")
+@pytest.mark.parametrize(
+    ("phase", "changes"),
+    [("lost", {"start_ticks": 1}), ("lost", {"boot_id": None}), ("rebooted", {"boot_id": "another boot"})],
+)
+def test_a_keeper_that_vanished_is_listed_as_lost_or_as_of_another_boot(
+    tmp_path: Path, phase: str, changes: dict[str, Any]
+) -> None:
+    started(tmp_path, "g4-abc-1", **changes)
     rows = [RunLine.from_json(row) for row in ask("list", tmp_path)["runs"]]
-    assert [(row.run, row.phase, row.alive) for row in rows] == [("g4-abc-1", "lost", False)]
+    assert [(row.run, row.phase, row.alive) for row in rows] == [("g4-abc-1", phase, False)]
     assert "attach" in line(rows[0])
 
 
