@@ -63,6 +63,69 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def facts(request: dict[str, Any]) -> dict[str, Any]:
+    """What a host tells without this project: a part of what `harness.doctor.facts` tells, under the same names.
+
+    Request: `sources`, `folder`, `tools`, `tool_folders` (patterns), `lease_path`, `state_dir` (None: the usual one).
+    """
+    usual = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "nvfp4-gates"
+    state = Path(request["state_dir"] or usual)
+    there = next(folder for folder in (state, *state.parents) if folder.exists())
+    memory = {line.split()[0].rstrip(":"): int(line.split()[1]) for line in (text("/proc/meminfo") or "").splitlines()}
+    return {
+        **probe(request),
+        "utc_ns": str(time.time_ns()),
+        "host": {
+            "disk_free_bytes": {"state": shutil.disk_usage(there).free},
+            "mem_total_kib": memory.get("MemTotal"),
+            "mem_available_kib": memory.get("MemAvailable"),
+            "mem_reason": None if "MemAvailable" in memory else "no MemAvailable in /proc/meminfo",
+            "loadavg": list(os.getloadavg()),
+            "cores": os.cpu_count(),
+            "usable_cores": len(os.sched_getaffinity(0)),
+        },
+        "state_dir": str(state),
+        "clocksource": text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        "python": {"executable": sys.executable, "version": platform.python_version()},
+        "tools": {name: tool(name, request["tool_folders"]) for name in request["tools"]},
+        "kernel_module": next(iter((text("/proc/driver/nvidia/version") or "").splitlines()), None),
+        "gpus": [gpu(one) for one in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))],
+        "lease": lease(Path(request["lease_path"])),
+    }
+
+
+def text(path: str | Path) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def tool(name: str, patterns: Sequence[str]) -> str | None:
+    """Its absolute path, found without running it."""
+    folders = [str(one) for pattern in patterns for one in sorted(Path("/").glob(pattern[1:]), reverse=True)]
+    return shutil.which(name) or shutil.which(name, path=os.pathsep.join(folders))
+
+
+def gpu(path: Path) -> tuple[str, str]:
+    """Model and UUID, as the kernel module tells them."""
+    rows = dict(line.partition(":")[::2] for line in (text(path) or "").splitlines())
+    return rows.get("Model", "unknown").strip(), rows.get("GPU UUID", "unknown").strip()
+
+
+def lease(path: Path) -> dict[str, Any]:
+    """Whether anybody has locked the file, out of the kernel's table: no lock is taken, not even for an instant."""
+    table = text("/proc/locks")
+    try:
+        inode = path.lstat().st_ino
+    except OSError:
+        return {"path": str(path), "locked": False, "record": None}
+    rows = [line.split() for line in (table or "").splitlines()]
+    locked = any("FLOCK" in row and any(word.endswith(f":{inode}") for word in row) for row in rows)
+    record = text(f"{path}.holder.json")
+    return {"path": str(path), "locked": None if table is None else locked, "record": record and record[:300]}
+
+
 def missing(request: dict[str, Any]) -> dict[str, Any]:
     """Which of `files` (path below the folder, size, sha256) are not there whole. Makes the folders for them."""
     base, absent = base_of(request), []
@@ -184,7 +247,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         if sys.version_info[:2] < OLDEST:
             raise Failure(f"{sys.executable} is Python {platform.python_version()}; 3.11 or later is needed")
-        answer = {"probe": probe, "missing": missing, "install": install}[command](json.loads(sys.stdin.read()))
+        known = {"probe": probe, "facts": facts, "missing": missing, "install": install}
+        answer = known[command](json.loads(sys.stdin.read()))
     except (Failure, OSError, tarfile.TarError) as error:
         answer = {"failure": str(error)}
     sys.stdout.buffer.write(framed(answer, marker))

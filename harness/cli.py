@@ -7,6 +7,7 @@ audit` measure nothing; theirs is 1 where two maps differ or an entry goes wrong
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,8 @@ from harness.errors import EXIT_BUG, EXIT_PASS, EXIT_USAGE, EXITS, HarnessError,
 from harness.plans.arguments import add_verbs
 
 __all__ = ["main"]
+
+HOST_WORD = re.compile(r"\+{0,2}host(\.\w+)?=")  # an override among file names
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,8 +64,12 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what of a host helps or hinders a run, and what to do")
     doctor.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     doctor.add_argument("--json", action="store_true", help="rows and facts as one JSON document")
-    inspect = commands.add_parser("inspect", help="read-only: matching lines, SHA-256 and size of files")
-    inspect.add_argument("files", nargs="+", metavar="FILE")
+    inspect = commands.add_parser(
+        "inspect", help="read-only: matching lines, SHA-256 and size: `inspect host=dgx FILE`"
+    )
+    inspect.add_argument(
+        "files", nargs="+", metavar="[host=NAME] FILE", help="a file called host=… is given as ./host=…"
+    )
     inspect.add_argument("--match", metavar="REGEX", help="show the lines in which it is found; none is a fault")
     inspect.add_argument("--expect-sha256", action="append", default=[], metavar="HEX", help="once for each FILE")
     inspect.add_argument("--expect-size", action="append", default=[], type=int, metavar="N", help="bytes, likewise")
@@ -159,10 +166,19 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from harness.inspect import expectations, run
+    from harness.inspect import expectations, look, tell
 
-    wanted = expectations(options.files, options.expect_sha256, options.expect_size)
-    return run(wanted, options.match, options.json)
+    overrides = [word for word in options.files if HOST_WORD.match(word)]
+    files = [word for word in options.files if not HOST_WORD.match(word)]
+    if not files:
+        raise UsageError("usage", f"{' '.join(overrides)} names no file; see `python -m harness inspect --help`")
+    wanted = expectations(files, options.expect_sha256, options.expect_size)
+    if not overrides:
+        return tell(look(wanted, options.match), options.json)
+    from harness import inspect_host
+    from harness.settings import compose_config
+
+    return tell(inspect_host.look(compose_config(overrides).host, wanted, options.match), options.json)
 
 
 def _plans(options: argparse.Namespace) -> int:

@@ -10,13 +10,13 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
 
 from harness.errors import EXIT_FAIL, EXIT_PASS, UsageError
 
-__all__ = ["Expectation", "Finding", "Match", "expectations", "inspect", "lines_of", "run"]
+__all__ = ["Expectation", "Finding", "Match", "expectations", "inspect", "lines_of", "look", "tell"]
 
 MAX_MATCHES = 200  # shown for one file; all are counted
 MAX_LINE = 1 << 20  # a longer line is looked at in pieces of so many bytes
@@ -55,6 +55,11 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Finding:
+        matches = tuple(Match(**one) for one in data["matches"])
+        return cls(**{**data, "matches": matches, "faults": tuple(data["faults"])})
 
 
 def expectations(files: Sequence[str], sha256: Sequence[str], sizes: Sequence[int]) -> list[Expectation]:
@@ -145,12 +150,16 @@ def lines_of(found: Finding) -> list[str]:
     return lines + [f"{found.path}: FAULT: {fault}" for fault in found.faults]
 
 
-def run(wanted: Sequence[Expectation], match: str | None, as_json: bool) -> int:
-    """Print what is found. Exit code 1 when a file has a fault."""
+def look(wanted: Sequence[Expectation], match: str | None) -> list[Finding]:
+    """One finding a file of this machine. UsageError for a pattern that is none."""
+    pattern = pattern_of(match)
+    return [inspect(one, pattern) for one in wanted]
+
+
+def tell(found: Sequence[Finding], as_json: bool) -> int:
+    """Print what was found. Exit code 1 when a file has a fault."""
     import json
 
-    pattern = pattern_of(match)
-    found = [inspect(one, pattern) for one in wanted]
     if as_json:
         print(json.dumps({"files": [one.to_json() for one in found]}, sort_keys=True))
     else:

@@ -11,7 +11,7 @@ from harness.errors import HarnessError, UsageError
 
 __all__ = ["COMMANDS", "answer"]
 
-COMMANDS = ("install", "prepare", "find", "start", "poll", "stop", "pack", "forget", "list")
+COMMANDS = ("install", "prepare", "find", "start", "poll", "stop", "pack", "forget", "list", "facts", "inspect")
 
 
 def answer(command: str, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,6 +42,10 @@ def _run(command: str, request: Mapping[str, Any]) -> dict[str, Any]:
         from harness.agent import starting
 
         return starting.find(request) if command == "find" else starting.start(request)
+    if command in ("facts", "inspect"):
+        from harness.agent import looking
+
+        return looking.facts(request) if command == "facts" else looking.inspect(request)
     from harness.agent import running
 
     known = {

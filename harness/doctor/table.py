@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.telemetry.nvml import UPGRADED, same_release
 
-__all__ = ["Limits", "Row", "rows"]
+__all__ = ["Limits", "Row", "bare_rows", "rows"]
 
 OK, WARN, BAD = "ok", "warn", "bad"
 PYTHON = ((3, 11), (3, 14))
@@ -27,6 +27,14 @@ class Row:
     do: str = ""
 
 
+UNSEEN = Row(
+    "NVML, port, page cache",
+    "not looked at",
+    WARN,
+    "they need this project there: run `host prepare`, then doctor again",
+)
+
+
 @dataclass(frozen=True)
 class Limits:
     """What the configuration asks of the host, and whether its engine computes on a GPU."""
@@ -41,6 +49,7 @@ def rows(facts: Mapping[str, Any], limits: Limits) -> list[Row]:
     """The table. `facts` is the document of `harness.doctor.facts`, from this machine or from another."""
     parts: Sequence[Callable[[Mapping[str, Any], Limits], Iterator[Row]]] = (
         _python,
+        _packages,
         _tools,
         _driver,
         _devices,
@@ -57,12 +66,37 @@ def rows(facts: Mapping[str, Any], limits: Limits) -> list[Row]:
     return [row for part in parts for row in part(facts, limits)]
 
 
+def bare_rows(facts: Mapping[str, Any], limits: Limits) -> list[Row]:
+    """The rows of a host that was not prepared. `facts` is the answer of `harness._onhost.facts`."""
+    parts = (_python, _tools, _bare_driver, _bare_lease, _room, _load, _clock)
+    return [*(row for part in parts for row in part(facts, limits)), UNSEEN]
+
+
+def _bare_driver(facts: Mapping[str, Any], limits: Limits) -> Iterator[Row]:
+    module, gpus = facts["kernel_module"], facts["gpus"]
+    need = "" if module else "GPU memory is not applicable without a driver, so a run does not bind"
+    yield Row("driver", module or "no kernel module", OK if module else BAD if limits.gpu else WARN, need)
+    for name, uuid in gpus:
+        yield Row("GPU", f"{name} {uuid}", OK)
+
+
+def _bare_lease(facts: Mapping[str, Any], _limits: Limits) -> Iterator[Row]:
+    path, locked, said = (facts["lease"][name] for name in ("path", "locked", "record"))
+    last = f"; its record: {said}" if said else ""
+    seen = f"lease {path} is {'unknown: no lock table' if locked is None else 'locked' if locked else 'free'}{last}"
+    yield Row("lease", seen, WARN if locked is not False else OK, "a run waits for it" if locked else "")
+
+
 def _python(facts: Mapping[str, Any], _limits: Limits) -> Iterator[Row]:
     python = facts["python"]
     version = tuple(int(part) for part in python["version"].split(".")[:2])
     good = PYTHON[0] <= version < PYTHON[1]
     mend = "" if good else "use Python 3.11, 3.12 or 3.13"
     yield Row("Python", f"{python['version']} at {python['executable']}", OK if good else BAD, mend)
+
+
+def _packages(facts: Mapping[str, Any], _limits: Limits) -> Iterator[Row]:
+    python = facts["python"]
     missing = sorted(name for name, found in python["packages"].items() if found is None)
     seen = ", ".join(f"{name} {found}" for name, found in sorted(python["packages"].items()) if found) or "none"
     mend = f"install this project there again; it needs {', '.join(missing)}" if missing else ""

@@ -38,6 +38,11 @@ class Connection:
     def target(self) -> SshTarget:
         return self._link.target
 
+    @property
+    def host_key(self) -> str:
+        """Type and fingerprint of the target's key, which known hosts has."""
+        return self._link.host_key
+
     def alive(self) -> bool:
         """Whether the link stands, as far as anybody can know: a cut is noticed within `silence_s`."""
         return self._link.alive()

@@ -75,6 +75,7 @@ class Link:
         self.target = target
         self.silence_s = silence_s
         self.lost: str | None = None
+        self.host_key = ""  # of the last hop, once it was found good: type and fingerprint
         self._stop = threading.Event()
         self._transports: list[Any] = []
         try:
@@ -149,6 +150,7 @@ class Link:
                 "ssh-unreachable", f"{hop}: no SSH handshake within {timeout_s:g} s ({error or 'closed'}){self._way()}"
             ) from error
         ssh_known_hosts.check(hop, key.get_name(), key.asbytes())
+        self.host_key = f"{key.get_name()} {ssh_known_hosts.fingerprint(key.asbytes())}"
         ssh_keys.authenticate(transport, hop)
 
     def _reach(self, hop: SshTarget, timeout_s: float) -> Any:

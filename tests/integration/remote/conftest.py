@@ -56,6 +56,8 @@ class Host:
     port: int
     name: str = "bench"
     sftp: str = "internal-sftp"
+    ssh_config: str = "empty"
+    remote_python: str = sys.executable
     sshd: subprocess.Popen[bytes] | None = None
     engine_port: int = field(default_factory=ports.free_port)
 
@@ -85,6 +87,8 @@ class Host:
     def stop(self) -> None:
         """The listener and every connection it served, as a cut of the network would end them."""
         assert self.sshd is not None
+        if self.sshd.poll() is not None:
+            return
         for process in [*psutil.Process(self.sshd.pid).children(recursive=True), psutil.Process(self.sshd.pid)]:
             if "sshd" in process.name():
                 process.kill()
@@ -103,8 +107,8 @@ class Host:
             f"host.user={pwd.getpwuid(os.getuid()).pw_name}",
             f"host.identity_file={self.root}/user_key",
             f"host.known_hosts={self.root}/known_hosts",
-            f"host.ssh_config={self.root}/empty",
-            f"host.remote_python={sys.executable}",
+            f"host.ssh_config={self.root}/{self.ssh_config}",
+            f"host.remote_python={self.remote_python}",
             f"host.lease_path={self.lease}",
             "host.lease_timeout_s=1",
             f"host.port={self.engine_port}",
