@@ -13,6 +13,7 @@ __all__ = [
     "EvidenceConfig",
     "GateConfig",
     "HostConfig",
+    "InterpretationConfig",
     "Key",
     "RuleConfig",
     "WorkloadConfig",
@@ -137,12 +138,29 @@ class ClientConfig:
 
 
 @dataclass
+class InterpretationConfig:
+    alpha: str = key("family-wise level of REAL and REAL-SMALL, after Holm", default="0.05")
+    tost_alpha: str = key("level of the two one-sided tests behind NOISE", default="0.05")
+    power: str = key("power behind smallest detectable effects and pairs needed", default="0.8")
+    margins: dict[str, str] = key(
+        "largest effect that does not matter, as a fraction, by axis or by statistic", default={}
+    )
+    one_campaign_from: str = key("an effect smaller than this is REAL only after two campaigns", default="0.01")
+    min_campaigns: int = key("campaigns a floor must hold", default=8)
+    floor_days: int = key("how long a floor may be used", unit="days", default=30)
+
+
+@dataclass
 class RuleConfig:
     name: str = key("name of the acceptance rule")
     version: int = key("version of the acceptance rule; old bundles are judged by the one they name")
     estimator: str = key("how repetitions are joined before the ratio: mean or median")
     threshold: str = key("smallest accepted direction-normalised ratio, as exact decimal text", default="1")
     order: str = key("order of the arms: seed = AB/BA/AB, abba = AB/BA/BA/AB, fixed = AB/AB/AB", default="seed")
+    interpretation: InterpretationConfig | None = key(
+        "levels, margins and demands on a floor for telling real misses from noise; null = strict verdict only",
+        default=None,
+    )
 
 
 @dataclass

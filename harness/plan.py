@@ -8,10 +8,12 @@ from typing import Any
 
 from harness import canonical
 from harness.errors import HarnessError
+from harness.rule import altered
 
 __all__ = ["FORMAT", "Arm", "LegPlan", "NotApplicable", "Plan", "leg_order", "partition", "prompts_digest"]
 
 FORMAT = "nvfp4-gates-plan-v1"
+LATER = ("aa", "floor")
 ORDERS = {"seed": ("AB", "BA", "AB"), "abba": ("AB", "BA", "BA", "AB"), "fixed": ("AB",)}
 
 
@@ -68,6 +70,8 @@ class Plan:
     not_applicable: tuple[NotApplicable, ...]
     harness: str
     format: str = FORMAT
+    aa: Mapping[str, Any] | None = None  # a campaign of an A/A floor: its number, and the pairs it still lacks
+    floor: Mapping[str, Any] | None = None  # the floors by which the verdict is interpreted, by their digests
 
     def requests(self, concurrency: int) -> int:
         return int(self.workload["points"][str(concurrency)])
@@ -90,10 +94,16 @@ class Plan:
             reasons.append(f"workload {self.workload['name']} is a rehearsal")
         if self.rule["order"] == "fixed":
             reasons.append("rule.order=fixed lets drift look like a difference between the arms")
+        if (changed := altered(self.rule)) is not None:
+            reasons.append(changed)
+        if self.aa is not None:
+            reasons.append("both arms are the baseline: this is a campaign of an A/A floor")
         return reasons
 
     def to_bytes(self) -> bytes:
-        return canonical.dumps(asdict(self))
+        """Fields that came later are left out where they hold nothing, so that old plans keep their bytes."""
+        document = asdict(self)
+        return canonical.dumps({name: value for name, value in document.items() if not _unsaid(name, value)})
 
     def digest(self) -> str:
         return canonical.sha256_bytes(self.to_bytes())
@@ -102,7 +112,7 @@ class Plan:
     def from_bytes(cls, data: bytes) -> Plan:
         """Raises HarnessError `bad-plan` when a field is missing or the format is unknown."""
         document = canonical.loads(data, "plan.json")
-        missing = sorted({item.name for item in fields(cls)} - set(document))
+        missing = sorted({item.name for item in fields(cls)} - set(document) - set(LATER))
         if missing or document["format"] != FORMAT:
             lack = f"lacks {', '.join(missing)}" if missing else f"has format {document['format']!r}, not {FORMAT!r}"
             raise HarnessError("bad-plan", f"plan.json {lack}")
@@ -114,6 +124,10 @@ class Plan:
         for name in ("concurrencies", "capabilities", "difference"):
             values[name] = tuple(document[name])
         return cls(**values)
+
+
+def _unsaid(name: str, value: object) -> bool:
+    return name in LATER and value is None
 
 
 def partition(concurrency: int, repetition: int) -> str:

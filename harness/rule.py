@@ -8,12 +8,20 @@ from decimal import ROUND_HALF_EVEN, Context, Decimal
 from fractions import Fraction
 from typing import Any
 
+from harness import canonical
 from harness.axes import Axis
 from harness.errors import HarnessError
 
-__all__ = ["AxisResult", "Rule", "combine", "decimal_text", "judge"]
+__all__ = ["KNOWN", "AxisResult", "Rule", "altered", "combine", "content_digest", "decimal_text", "judge"]
 
 DIGITS = 9
+# What each released rule says, by the start of its digest. A released rule never changes; it gets a successor.
+KNOWN = {
+    ("strict-mean", 2): "c9c82d1ca6bbb1f1",
+    ("strict-mean", 1): "4738c855a27e47d4",
+    ("strict-median", 2): "7fe31f4f1eb5f520",
+    ("strict-median", 1): "f7cfe2de46fbc343",
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,25 @@ class Rule:
         if data["estimator"] not in ("mean", "median"):
             raise HarnessError("unknown-rule", f"rule {data['name']} has the unknown estimator {data['estimator']!r}")
         return cls(data["name"], int(data["version"]), data["estimator"], Fraction(data["threshold"]))
+
+
+def content_digest(rule: Mapping[str, Any]) -> str:
+    """SHA-256 of all that a rule says but the order of legs, which a plan may choose."""
+    return canonical.sha256_bytes(canonical.dumps({name: value for name, value in rule.items() if name != "order"}))
+
+
+def altered(rule: Mapping[str, Any]) -> str | None:
+    """Why a plan's rule is not the released one of its name and version; None if it is, or from before this was asked.
+
+    An old bundle is judged by the rule in its own plan, whatever `conf/rule/` says today.
+    """
+    if "interpretation" not in rule:
+        return None
+    known = KNOWN.get((str(rule["name"]), int(rule["version"])))
+    if known is None:
+        return f"rule {rule['name']} version {rule['version']} is not a released one"
+    same = content_digest(rule).startswith(known)
+    return None if same else f"rule {rule['name']} version {rule['version']} was changed for this run"
 
 
 @dataclass(frozen=True)

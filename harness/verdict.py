@@ -9,6 +9,7 @@ from typing import Any
 
 from gates import g4
 from harness import axes as axes_module
+from harness.interpretation import interpret
 from harness.plan import Plan
 from harness.records import Check, Leg
 from harness.rule import AxisResult, Rule, decimal_text, judge
@@ -20,9 +21,17 @@ GATES: Mapping[str, Callable[[Plan, Sequence[Leg]], list[Check]]] = {"g4": g4.ch
 LEG_GATES: Mapping[str, Callable[[Plan, Leg], list[Check]]] = {"g4": g4.leg_checks}
 
 
-def compute(plan: Plan, legs: Sequence[Leg], run_checks: Sequence[Check]) -> dict[str, Any]:
+def compute(
+    plan: Plan,
+    legs: Sequence[Leg],
+    run_checks: Sequence[Check],
+    floors: Sequence[Any] = (),
+    started_utc: str | None = None,
+) -> dict[str, Any]:
     """The content of `verdict.json`. `run_checks` are those of the run itself (lease, boot id, end of the journal).
 
+    `floors` are the documents of `floor.json`, `started_utc` is the stamp of the journal's first event; both serve the
+    interpretation alone, which is null for plans from before it and for a measurement that is void.
     An invalid measurement is VOID and carries no axis: no number of it may be quoted.
     """
     checks = [*run_checks, *GATES[plan.gate](plan, legs)]
@@ -33,7 +42,8 @@ def compute(plan: Plan, legs: Sequence[Leg], run_checks: Sequence[Check]) -> dic
     results = [] if void else results
     outcome = "VOID" if void else "PASS" if all(result.passed for result in results) else "FAIL"
     unbinding = plan.unbinding()
-    return {
+    interpretation = None if void else interpret(plan, legs, floors, started_utc)
+    found = {
         "format": FORMAT,
         "outcome": outcome,
         "binding": not unbinding and not void,
@@ -49,6 +59,7 @@ def compute(plan: Plan, legs: Sequence[Leg], run_checks: Sequence[Check]) -> dic
         "totals": _totals(legs),
         "diagnostics": _diagnostics(plan, legs),
     }
+    return {**found, "interpretation": interpretation} if "interpretation" in plan.rule else found
 
 
 def leg_checks(plan: Plan, leg: Leg) -> list[Check]:

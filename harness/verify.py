@@ -34,7 +34,14 @@ def assess(root: Path) -> dict[str, Any]:
     plan = Plan.from_bytes((root / "plan.json").read_bytes())
     events = journal.parse((root / "journal.jsonl").read_bytes())
     checks = [*journal.checks(events), _drained(root)]
-    return verdict.compute(plan, bundle.read_legs(root, plan), checks)
+    started = next((str(event["utc"]) for event in events if event["event"] == "start"), None)
+    return verdict.compute(plan, bundle.read_legs(root, plan), checks, _floors(root), started)
+
+
+def _floors(root: Path) -> list[Any]:
+    """The floors in the bundle, whole, as documents."""
+    path = root / "floor.json"
+    return list(canonical.loads(path.read_bytes(), "floor.json")["floors"]) if path.is_file() else []
 
 
 def _drained(root: Path) -> Check:
