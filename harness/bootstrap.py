@@ -128,10 +128,11 @@ def download(host: HostPython, requirements: Sequence[str], folder: Path) -> lis
 
 
 def _built(requirements: Sequence[str], wheels: Path) -> None:
+    """`--use-pep517`: without it an older pip asks for the package `wheel`, which a new environment has not."""
     wheels.mkdir()
     for pin in requirements:
         if pin.split("==")[0] in SOURCE_ONLY:
-            _pip(["wheel", "--no-deps", "--wheel-dir", str(wheels), pin], f"build {pin}")
+            _pip(["wheel", "--use-pep517", "--no-deps", "--wheel-dir", str(wheels), pin], f"build {pin}")
 
 
 def _downloaded(host: HostPython, requirements: Sequence[str], wheels: Path) -> None:
