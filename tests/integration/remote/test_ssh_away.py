@@ -13,6 +13,7 @@ import pytest
 from tests.integration.remote.conftest import LIMIT_S, TINY, Host
 from tests.integration.remote.test_ssh_run import QUICK, SLOW, assert_nothing_left, assert_whole, under_load, until
 
+pytestmark = pytest.mark.slow
 SILENCE_S = 2.0
 
 

@@ -80,8 +80,9 @@ def test_a_remote_run_gives_the_bundle_of_a_local_one_and_the_same_plan(host: Ho
     local.mkdir()
     far.mkdir()
     places = [f"host.port={host.engine_port}", f"host.lease_path={host.lease}", f"host.name={host.name}"]
-    here = host.python("-m", "harness", "run", *TINY, *places, f"host.state_dir={tmp_path / 'state'}", cwd=local)
-    there = host.run("run", *TINY, cwd=far)
+    waits = "host.memory_return_timeout_s=60"  # both must be valid to have the same fields
+    here = host.python("-m", "harness", "run", *TINY, waits, *places, f"host.state_dir={tmp_path / 'state'}", cwd=local)
+    there = host.run("run", *TINY, waits, cwd=far)
     assert_whole(here.returncode, here.stdout + here.stderr, local)
     assert_whole(there.returncode, there.stdout + there.stderr, far)
     assert layout(bundle(far)) == layout(bundle(local))
@@ -99,6 +100,7 @@ def test_a_remote_run_gives_the_bundle_of_a_local_one_and_the_same_plan(host: Ho
     assert_nothing_left(host)
 
 
+@pytest.mark.slow
 def test_a_link_that_is_cut_in_the_middle_is_opened_again_and_the_run_is_sealed(host: Host, tmp_path: Path) -> None:
     running = host.spawn("run", *TINY, *SLOW, cwd=tmp_path)
     until(lambda: under_load(host, running), "load")
@@ -113,6 +115,7 @@ def test_a_link_that_is_cut_in_the_middle_is_opened_again_and_the_run_is_sealed(
     assert_nothing_left(host)
 
 
+@pytest.mark.slow
 def test_a_host_that_is_away_for_a_while_is_waited_for(host: Host, tmp_path: Path) -> None:
     running = host.spawn("run", *TINY, *SLOW, "host.connect_timeout_s=2", cwd=tmp_path)
     until(lambda: under_load(host, running), "load")
@@ -127,6 +130,7 @@ def test_a_host_that_is_away_for_a_while_is_waited_for(host: Host, tmp_path: Pat
     assert_nothing_left(host)
 
 
+@pytest.mark.slow
 def test_a_dead_controller_stops_nothing_and_the_same_command_attaches(host: Host, tmp_path: Path) -> None:
     first = host.spawn("run", *TINY, *SLOW, cwd=tmp_path)
     until(lambda: under_load(host, first), "load")
@@ -141,6 +145,7 @@ def test_a_dead_controller_stops_nothing_and_the_same_command_attaches(host: Hos
     assert_nothing_left(host)
 
 
+@pytest.mark.slow
 def test_stop_and_attach_by_name_leave_a_sealed_void_bundle(host: Host, tmp_path: Path) -> None:
     first = host.spawn("run", *TINY, *SLOW, "workload.points={2: 400}", cwd=tmp_path)
     until(lambda: under_load(host, first), "load")
@@ -161,6 +166,7 @@ def test_stop_and_attach_by_name_leave_a_sealed_void_bundle(host: Host, tmp_path
     assert "no-such-run" in again.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_stops_the_remote_run_now_and_seals_it_void(host: Host, tmp_path: Path) -> None:
     running = host.spawn("run", *TINY, *SLOW, "workload.points={2: 400}", cwd=tmp_path)
     until(lambda: under_load(host, running), "load")
@@ -186,6 +192,7 @@ def test_a_lease_that_somebody_holds_there_is_named_and_nothing_is_kept(host: Ho
     assert not (tmp_path / "evidence").exists()
 
 
+@pytest.mark.slow
 def test_a_plan_document_of_this_machine_is_frozen_there(host: Host, tmp_path: Path) -> None:
     (tmp_path / "plans.json").write_text('{"_metadata": {"format": "other"}, "plans": []}')
     done = host.run("run", *TINY, *QUICK, "engine.plan=plans.json", cwd=tmp_path)
