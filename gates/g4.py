@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from gates import telemetry
+from gates import servers, telemetry
 from harness.plan import Plan, partition, prompts_digest
 from harness.records import Check, Leg
 
@@ -24,7 +24,7 @@ def checks(plan: Plan, legs: Sequence[Leg]) -> list[Check]:
     found = list(_structure(plan, legs))
     for leg in legs:
         found += leg_checks(plan, leg)
-    found += [*_arms_comparable(legs), *telemetry.checks(plan, legs)]
+    found += [*_arms_comparable(legs), *telemetry.checks(plan, legs), *servers.checks(plan, legs)]
     if "fp4_plans" in plan.capabilities:
         found += _same_plans(plan, legs)
     if any(leg.kind == "model-gate" for leg in plan.legs):
@@ -38,7 +38,7 @@ def leg_checks(plan: Plan, leg: Leg) -> list[Check]:
     found = list(_process(plan, leg))
     if leg.kind == "timed":
         found += [*_counts(plan, leg), *_lifecycle(leg)]
-    found += telemetry.leg_checks(plan, leg)
+    found += [*telemetry.leg_checks(plan, leg), *servers.leg_checks(plan, leg)]
     if leg.kind == "model-gate":
         found.append(_model_gate(leg))
     if leg.kind == "sequential":

@@ -24,6 +24,7 @@ from harness.records import (
     PlanReport,
     RequestRecord,
     SamplerReport,
+    ServerReport,
 )
 
 __all__ = ["DERIVED", "FORMAT", "manifest_bytes", "read_leg", "read_legs", "seal", "seal_bytes", "write_new"]
@@ -112,6 +113,7 @@ def read_leg(folder: Path, planned: LegPlan) -> Leg:
         plans=_optional(PlanReport.from_json, plans.get("report")),
         plan_sha256=(sha["before"], sha["after"]) if sha else None,
         arm_proof=_optional(ArmProof.from_json, head.get("arm_proof")),
+        server=_optional(ServerReport.from_json, head.get("server")),
         model_gate=_optional(ModelGate.from_json, head.get("model_gate")),
         texts=tuple(str(row["text"]) for row in _lines(folder / "texts.jsonl")),
         gpu_before=_optional(GpuLook.from_json, before.get("gpu")),

@@ -155,9 +155,11 @@ def _start_sampler(context: Context, owned: Owned, folder: Path) -> Owned:
 
 
 def _leg_head(context: Context, leg: LegPlan, owned: Owned, **more: Any) -> dict[str, Any]:
-    proof = context.engine.arm_proof(context.arm(leg.arm), context.metrics.get(leg.name, ""))
+    log = (context.state.bundle / "legs" / leg.name / "engine.log").read_text("utf-8", "replace")
+    said = (context.arm(leg.arm), log, context.metrics.get(leg.name, ""))
     head: dict[str, Any] = {**asdict(leg), "exit": str(owned.poll() or "not reaped"), **more}
-    return head if proof is None else {**head, "arm_proof": asdict(proof)}
+    found = {"arm_proof": context.engine.arm_proof(*said), "server": context.engine.server_report(*said)}
+    return head | {name: asdict(value) for name, value in found.items() if value is not None}
 
 
 def _write_plans(context: Context, leg: LegPlan, folder: Path, before: str | None) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "PlanReport",
     "RequestRecord",
     "SamplerReport",
+    "ServerReport",
 ]
 
 
@@ -178,6 +179,24 @@ class ArmProof:
 
 
 @dataclass(frozen=True)
+class ServerReport:
+    """What one server process says it runs with, as text. None: it does not say.
+
+    `planned` are the arm's arguments, `resolved` the same names in the server's own words; `configuration` is what
+    makes servers different engines (async_scheduling, prefix_caching, capacity, dtype); `source` is where it was read.
+    """
+
+    planned: Mapping[str, str]
+    resolved: Mapping[str, str | None]
+    configuration: Mapping[str, str | None]
+    source: str
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ServerReport:
+        return cls(**_known(cls, data, "a server's report"))
+
+
+@dataclass(frozen=True)
 class CacheDrop:
     """One page-cache drop, proven by mincore. The inventory digest is over relative paths and sizes."""
 
@@ -325,6 +344,7 @@ class Leg:
     plans: PlanReport | None = None
     plan_sha256: tuple[str, str] | None = None  # the frozen document before and after this process
     arm_proof: ArmProof | None = None
+    server: ServerReport | None = None
     model_gate: ModelGate | None = None
     texts: tuple[str, ...] = ()
     gpu_before: GpuLook | None = None

@@ -71,6 +71,7 @@ def _spec(context: Context, series: Series, out: Path) -> dict[str, Any]:
         "concurrency": series.concurrency,
         "warmups": series.warmups,
         "keep_text": series.keep_text,
+        "running_usage": context.engine.running_usage,
         "max_tokens": context.plan.output_tokens,
         "extra_body": {"seed": context.config.workload.seed, "ignore_eos": True},
         "request_timeout_s": context.config.client.request_timeout_s,

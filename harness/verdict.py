@@ -7,7 +7,7 @@ from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
-from gates import g4
+from gates import g4, servers
 from harness import axes as axes_module
 from harness.interpretation import interpret
 from harness.plan import Plan
@@ -58,8 +58,16 @@ def compute(
         "not_applicable": [asdict(item) for item in plan.not_applicable],
         "totals": _totals(legs),
         "diagnostics": _diagnostics(plan, legs),
-    }
+    } | _engine(plan, legs)
     return {**found, "interpretation": interpretation} if "interpretation" in plan.rule else found
+
+
+def _engine(plan: Plan, legs: Sequence[Leg]) -> dict[str, Any]:
+    """What the arms' servers say they are, and in what they differ; nothing for engines that say nothing."""
+    if servers.SAYS not in plan.capabilities:
+        return {}
+    found = {arm: dict(values) for arm, values in servers.configurations(legs).items()}
+    return {"engine_configuration": {"arms": found, "differences": servers.differences(legs)}}
 
 
 def leg_checks(plan: Plan, leg: Leg) -> list[Check]:

@@ -38,6 +38,7 @@ class Prompt:
 class Target:
     """Where and how a series is sent. `extra_body` is merged over the request body; a null there drops the key.
 
+    `running_usage` asks for usage in every chunk, where a server is known to take that.
     `request_timeout_s` runs from each request's start, `deadline_s` from the series' start, warm-ups included.
     """
 
@@ -52,9 +53,11 @@ class Target:
     request_timeout_s: float = 600.0
     deadline_s: float = 3600.0
     keep_text: bool = False
+    running_usage: bool = False
 
     def body(self, prompt: Prompt) -> bytes:
         """The JSON request body: greedy, of fixed length, streamed, with usage."""
+        running = {"continuous_usage_stats": True} if self.running_usage else {}
         body: dict[str, Any] = {
             "model": self.model,
             "prompt": prompt.value,
@@ -63,7 +66,7 @@ class Target:
             "repetition_penalty": 1.0,
             "seed": 0,
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True, **running},
             "ignore_eos": True,
             **self.extra_body,
         }

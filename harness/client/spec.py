@@ -30,6 +30,7 @@ _OPTIONAL: Mapping[str, tuple[type, Any]] = {
     "request_timeout_s": (float, 600.0),
     "deadline_s": (float, 3600.0),
     "keep_text": (bool, False),
+    "running_usage": (bool, False),
 }
 _LEAST = {"port": 1, "concurrency": 1, "warmups": 0, "max_tokens": 1}
 

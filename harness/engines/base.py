@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.records import ArmProof, ModelGate, PlanReport
+from harness.records import ArmProof, ModelGate, PlanReport, ServerReport
 
-__all__ = ["ArmProof", "Engine", "Launch", "ModelGate", "PlanReport"]
+__all__ = ["ArmProof", "Engine", "Launch", "ModelGate", "PlanReport", "ServerReport"]
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,22 @@ class Engine(Protocol):
 
     Capabilities: `fp4_plans` (plan documents and a plan log), `arm_counters` (a proof of the arm), `model_gate`
     (fixed assertions of its own), `sequential_proof` (completions are comparable across arms), `token_ids` (prompts may
-    be token ids), `gpu` (it computes on the GPU, so that GPU memory is an axis). What is absent is not-applicable and
-    makes the run non-binding.
+    be token ids), `server_arguments` (it says its resolved arguments back), `gpu` (it computes on the GPU, so that GPU
+    memory is an axis). What is absent is not-applicable and makes the run non-binding; `server_arguments` alone may
+    lack without that.
     """
 
     name: str
     capabilities: frozenset[str]
-    vocabulary: int  # token ids in prompts are drawn from [first_token, vocabulary)
-    first_token: int
+    running_usage: bool  # its clients ask for usage in every chunk, since a chunk may carry several tokens
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids in prompts are drawn from [first_token, vocabulary)."""
+
+    @property
+    def first_token(self) -> int:
+        """The least id that prompts may hold."""
 
     def identity(self) -> Mapping[str, Any]:
         """What the subject is: versions, weights digest, build id. No absolute path. Goes into the plan's digest."""
@@ -56,8 +64,11 @@ class Engine(Protocol):
     def proof_paths(self) -> Sequence[str]:
         """Paths to GET beside /metrics before the server is stopped; their bodies follow its text, each on a line."""
 
-    def arm_proof(self, arm: Mapping[str, Any], metrics: str) -> ArmProof | None:
+    def arm_proof(self, arm: Mapping[str, Any], log: str, metrics: str) -> ArmProof | None:
         """The proof that the arm was active; None without `arm_counters`."""
+
+    def server_report(self, arm: Mapping[str, Any], log: str, metrics: str) -> ServerReport | None:
+        """The arguments that the server says it resolved, beside the arm's; None without `server_arguments`."""
 
     def model_gate_argv(self, arm: Mapping[str, Any], plan: Path | None) -> Launch | None:
         """The engine's own correctness program for one arm; None without `model_gate`."""

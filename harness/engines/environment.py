@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import canonical
@@ -45,6 +45,8 @@ class Environment:
     """`requirements` (exact pins) under `parent`, in a folder named by them and by the Python version.
 
     `modules` must import before the environment counts as made. `mend` is the command that a person types to make it.
+    Of what the requirements bring, `without` is taken out again; `aliases` are further distribution names, with the
+    version that each shows.
     """
 
     parent: Path
@@ -52,6 +54,8 @@ class Environment:
     requirements: Sequence[str]
     modules: Sequence[str]
     mend: str
+    without: Sequence[str] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def root(self) -> Path:
@@ -89,15 +93,20 @@ class Environment:
         # Wheels only: without one for this machine pip would compile the engine for minutes, or fail in its middle.
         pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "--no-input"]
         self._run([*pip, "install", "--quiet", "--only-binary=:all:", *self.requirements], "install")
-        self._run([python, "-I", "-c", f"import {', '.join(self.modules)}"], "import")
+        if self.without:
+            self._run([*pip, "uninstall", "--quiet", "--yes", *self.without], "take out packages of")
         listed = json.loads(self._run([*pip, "list", "--format=json"], "list the packages"))
-        packages = sorted(f"{item['name']}=={item['version']}" for item in listed)
-        version = self._run(
+        versions = {item["name"]: item["version"] for item in listed}
+        for alias, version in self.aliases.items():
+            _write_alias(root, alias, version)
+        self._run([python, "-I", "-c", f"import {', '.join(self.modules)}"], "import")
+        packages = sorted(f"{name}=={version}" for name, version in versions.items())
+        running = self._run(
             [python, "-I", "-c", "import platform; print(platform.python_version())"], "ask the version"
         )
         record = {
             "packages": packages,
-            "python": version.strip(),
+            "python": running.strip(),
             "sha256": canonical.sha256_bytes("".join(f"{line}\n" for line in packages).encode()),
         }
         (root / RECORD).write_bytes(canonical.dumps(record))
@@ -144,6 +153,14 @@ class Environment:
                 return f"{sys.executable} needs the module venv (Debian: package python3-venv), {again}"
             case _:
                 return f"each pin needs a wheel for this Python and machine on the index in use, {again}"
+
+
+def _write_alias(root: Path, alias: str, version: str) -> None:
+    """Metadata alone, for a program that asks for its own version under another name."""
+    (site,) = root.glob("lib/python*/site-packages")
+    folder = site / f"{alias}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {alias}\nVersion: {version}\n", encoding="ascii")
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from harness import canonical
 from harness.engines.base import Launch
 from harness.engines.environment import Environment, Installed
 from harness.errors import UsageError
-from harness.records import ArmProof, ModelGate, PlanReport
+from harness.records import ArmProof, ModelGate, PlanReport, ServerReport
 
 __all__ = ["LlamaCpp"]
 
@@ -71,6 +71,7 @@ class LlamaCpp:
     name = "llama_cpp"
     capabilities = frozenset({"arm_counters", "sequential_proof", "token_ids"})
     first_token = FIRST_TOKEN
+    running_usage = False
 
     def __init__(self, options: Mapping[str, Any], cache_dir: Path) -> None:
         known = {**SHAPE, **SERVING}
@@ -143,7 +144,7 @@ class LlamaCpp:
         """/props says the number of slots outright; /metrics only how many were busy, which is 1 for lone requests."""
         return ("/props",)
 
-    def arm_proof(self, arm: Mapping[str, Any], metrics: str) -> ArmProof | None:
+    def arm_proof(self, arm: Mapping[str, Any], log: str, metrics: str) -> ArmProof | None:
         """Slots from /props where its body follows the /metrics text, else from the mean of busy slots a decode."""
         slots = _flags(arm).get("slots", SLOTS.default)
         total, busy = _total_slots(metrics), _gauge(metrics, "llamacpp:n_busy_slots_per_decode")
@@ -155,6 +156,9 @@ class LlamaCpp:
         active = busy == 1 if slots == 1 else 1 < busy <= slots
         required = "exactly 1 busy slot a decode" if slots == 1 else f"over 1, at most {slots} busy slots a decode"
         return ArmProof(active, f"{busy:g} busy slots a decode", required, {"busy_slots_per_decode": busy})
+
+    def server_report(self, arm: Mapping[str, Any], log: str, metrics: str) -> ServerReport | None:
+        return None
 
     def model_gate_argv(self, arm: Mapping[str, Any], plan: Path | None) -> Launch | None:
         return None

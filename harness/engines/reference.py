@@ -11,7 +11,7 @@ from typing import Any
 from harness import canonical
 from harness.engines.base import Launch
 from harness.errors import UsageError
-from harness.records import ArmProof, ModelGate, PlanReport
+from harness.records import ArmProof, ModelGate, PlanReport, ServerReport
 
 __all__ = ["Reference"]
 
@@ -29,6 +29,7 @@ class Reference:
 
     name = "reference"
     vocabulary = 1024
+    running_usage = False
     first_token = 256  # the two-letter pieces: prompts are printable
 
     def __init__(self, options: Mapping[str, Any], cache_dir: Path) -> None:
@@ -133,7 +134,7 @@ class Reference:
     def proof_paths(self) -> Sequence[str]:
         return ()
 
-    def arm_proof(self, arm: Mapping[str, Any], metrics: str) -> ArmProof | None:
+    def arm_proof(self, arm: Mapping[str, Any], log: str, metrics: str) -> ArmProof | None:
         """Composed producers swizzle every activation apart; direct ones only lay out the weights, once."""
         swizzles, gemms = _counter(metrics, "nvfp4_standalone_swizzles_total"), _counter(metrics, "nvfp4_gemms_total")
         if swizzles is None or gemms is None:
@@ -143,6 +144,9 @@ class Reference:
         required = "fewer swizzles than GEMMs (direct)" if direct else "a swizzle for every GEMM (composed)"
         active = swizzles < gemms if direct else swizzles >= gemms > 0
         return ArmProof(active, seen, required, {"standalone_swizzles": swizzles, "gemms": gemms})
+
+    def server_report(self, arm: Mapping[str, Any], log: str, metrics: str) -> ServerReport | None:
+        return None
 
     def model_gate_report(self, log: str) -> ModelGate | None:
         tokens = re.search(r"stream (\d+)/(\d+) token-exact", log)

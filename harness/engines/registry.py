@@ -24,7 +24,17 @@ def _llama_cpp(options: Mapping[str, Any], cache_dir: Path) -> Engine:
     return LlamaCpp(options, cache_dir)
 
 
-ENGINES: Mapping[str, Callable[[Mapping[str, Any], Path], Engine]] = {"llama_cpp": _llama_cpp, "reference": _reference}
+def _vllm(options: Mapping[str, Any], cache_dir: Path) -> Engine:
+    from harness.engines.vllm import Vllm
+
+    return Vllm(options, cache_dir)
+
+
+ENGINES: Mapping[str, Callable[[Mapping[str, Any], Path], Engine]] = {
+    "llama_cpp": _llama_cpp,
+    "reference": _reference,
+    "vllm": _vllm,
+}
 
 
 def create(name: str, options: Mapping[str, Any], cache_dir: Path) -> Engine:

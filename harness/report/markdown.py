@@ -26,6 +26,7 @@ def render(plan: Plan, events: Sequence[Mapping[str, Any]], verdict: Mapping[str
         _outcome(verdict),
         _attempts(events),
         _subject(plan),
+        _engine(verdict),
         _axes(verdict),
         _checks(verdict),
         _diagnostics(verdict),
@@ -109,6 +110,17 @@ def _subject(plan: Plan) -> list[str]:
     ]
     rows += [(f"not applicable: {item.what}", item.reason) for item in plan.not_applicable]
     return ["## What was compared", "", *_table(("what", "value"), rows)]
+
+
+def _engine(verdict: Mapping[str, Any]) -> list[str]:
+    """Only where the servers say what they are; older verdicts and other engines have no such part."""
+    found = verdict.get("engine_configuration")
+    if found is None:
+        return []
+    names = sorted({name for values in found["arms"].values() for name in values})
+    rows = [(name, *(found["arms"].get(arm, {}).get(name) or "not said" for arm in "AB")) for name in names]
+    lines = ["## Engine configuration", "", *_table(("what", "A", "B"), rows)]
+    return [*lines, *(f"* {line}." for line in found["differences"]), *([""] if found["differences"] else [])]
 
 
 def _axes(verdict: Mapping[str, Any]) -> list[str]:

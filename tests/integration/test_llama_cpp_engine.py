@@ -198,7 +198,7 @@ def test_each_arm_is_proven_for_itself_and_refuted_for_the_other(cache: Path) ->
         with serving(engine, arm) as served:
             served.complete(prompts(1, 8)[0], 4)
             text = served.proof_text(engine)
-        own, foreign = engine.arm_proof(arm, text), engine.arm_proof(other, text)
+        own, foreign = engine.arm_proof(arm, "", text), engine.arm_proof(other, "", text)
         assert own is not None
         assert foreign is not None
         assert (own.active, foreign.active) == (True, False), own
@@ -210,7 +210,7 @@ def test_only_the_batched_arm_decodes_streams_together(cache: Path) -> None:
         with serving(engine, arm) as served, ThreadPoolExecutor(4) as pool:
             streams = list(pool.map(lambda prompt: served.complete(prompt, 128), prompts(8, 64)))
             assert {stream.usage["completion_tokens"] for stream in streams} == {128}
-            proof = engine.arm_proof(arm, served.get("/metrics"))
+            proof = engine.arm_proof(arm, "", served.get("/metrics"))
         assert proof is not None
         assert proof.active, proof
         busy[slots] = proof.values["busy_slots_per_decode"]

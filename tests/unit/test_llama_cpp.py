@@ -106,7 +106,7 @@ def test_what_the_engine_lacks_is_not_claimed(tmp_path: Path) -> None:
     ],
 )
 def test_slots_prove_the_arm(arm: dict[str, Any], text: str, active: bool, tmp_path: Path) -> None:
-    proof = LlamaCpp({}, tmp_path).arm_proof(arm, text)
+    proof = LlamaCpp({}, tmp_path).arm_proof(arm, "", text)
     assert proof is not None
     assert proof.active is active, proof
 
