@@ -26,9 +26,13 @@ class Axis:
     unit: str
 
 
-def axes_of(concurrencies: Sequence[int], gpu: bool) -> list[Axis]:
-    """20 timing and 4 memory axes per concurrency; 3 memory axes where no NVML device exists."""
-    return [axis for concurrency in concurrencies for axis in _axes_at(concurrency, gpu)]
+def axes_of(concurrencies: Sequence[int], gpu: bool, memory: bool = True) -> list[Axis]:
+    """20 timing and 4 memory axes per concurrency; 3 memory axes where no NVML device exists.
+
+    Without `memory` there are none: the servers are not the run's own.
+    """
+    found = [axis for concurrency in concurrencies for axis in _axes_at(concurrency, gpu)]
+    return [axis for axis in found if memory or axis.kind != "memory"]
 
 
 def _axes_at(concurrency: int, gpu: bool) -> Iterable[Axis]:

@@ -22,6 +22,12 @@ NEEDS = {
 }
 
 
+ELSEWHERE = (
+    ("memory axes", "null: the server is not this run's own, so there is no process to sample"),
+    ("fresh server a leg, page-cache drops, memory return", "the server runs before the run and after it"),
+)
+
+
 def plan(
     config: Config,
     *,
@@ -110,6 +116,10 @@ def _not_applicable(config: Config, capabilities: Sequence[str], gpu: bool) -> l
         found.append(NotApplicable("model gate", "switched off by gate.model_gate=false"))
     if "sequential_proof" in capabilities and not config.gate.sequential_requests:
         found.append(NotApplicable("sequential same-shape proof", "switched off by gate.sequential_requests=0"))
+    if "external" in capabilities:
+        found += [NotApplicable(*text) for text in ELSEWHERE]
+    if config.client.name == "vllm_bench":
+        found.append(NotApplicable("client lag", "the vLLM client does not measure how late its loop is"))
     if not gpu or "gpu" not in capabilities:
         reason = "the engine does not compute on the GPU" if gpu else "no NVML device on this host"
         found.append(NotApplicable("peak GPU memory", reason))

@@ -104,7 +104,9 @@ class ArmConfig:
 
 @dataclass
 class EngineConfig:
-    name: str = key("which engine adapter runs the server: reference, llama_cpp")
+    name: str = key(
+        "which engine adapter runs the server: reference, llama_cpp, vllm, vllm_cpp, sglang, tensorrt_llm, openai"
+    )
     options: dict[str, Any] = key("options of the adapter, the same for both arms", default={})
     candidate: ArmConfig = field(default_factory=ArmConfig, metadata={"meaning": "arm A: the change", "unit": ""})
     baseline: ArmConfig = field(default_factory=ArmConfig, metadata={"meaning": "arm B: what it replaces", "unit": ""})
@@ -117,13 +119,21 @@ class WorkloadConfig:
     input_tokens: int = key("prompt length, exact", unit="tokens")
     output_tokens: int = key("completion length, exact", unit="tokens")
     points: dict[int, int] = key("timed requests per concurrency", unit="requests")
+    tokenizer: str | None = key(
+        "a tokenizer.json on the host, or `engine` for the engine's own: prompts are then texts of exact token counts; "
+        "null = prompts are token ids",
+        default=None,
+    )
     seed: int = key("seed of the prompts and of the requests", default=0)
     binding: bool = key("whether a verdict on this workload may bind (rehearsals may not)", default=True)
 
 
 @dataclass
 class ClientConfig:
-    name: str = key("which load client runs: closed_loop")
+    name: str = key("which load client runs: closed_loop (our own) or vllm_bench (the real `vllm bench serve`)")
+    executable: str | None = key(
+        "vllm_bench: the `vllm` program on the host; null = the CPU build in its own environment", default=None
+    )
     request_timeout_s: float = key("longest time one request may take", unit="s", default=300.0)
     leg_deadline_s: float = key("longest time one leg may take: start, load and stop together", unit="s", default=900.0)
     stall_timeout_s: float = key("longest time without a new token in the whole leg", unit="s", default=120.0)

@@ -16,7 +16,7 @@ from harness import canonical
 from harness.errors import HarnessError
 from harness.plan import partition, prompts_digest
 
-__all__ = ["Corpus", "build", "write"]
+__all__ = ["MIX", "Corpus", "build", "check_disjoint", "write"]
 
 MIX = 0x5EED5EED  # keeps prompt seeds apart from the workload's own seed
 MAX_SHARED_PREFIX = 32  # one KV block
@@ -48,7 +48,7 @@ def build(
             files[name] = b"".join(_row(index, ids) for index, ids in enumerate(rows))
             digests[name] = prompts_digest([_digest(ids) for ids in rows])
             prompts += rows
-    _check_disjoint(prompts)
+    check_disjoint(prompts)
     return Corpus(files, digests)
 
 
@@ -64,8 +64,11 @@ def _digest(ids: Sequence[int]) -> str:
     return canonical.sha256_bytes(canonical.dumps(list(ids)))
 
 
-def _check_disjoint(prompts: Sequence[list[int]]) -> None:
-    """Neighbours in sorted order share the longest prefixes, so only they need to be compared."""
+def check_disjoint(prompts: Sequence[list[int]]) -> None:
+    """HarnessError `corpus` if two prompts share more than a KV block of leading ids, which a prefix cache could use.
+
+    Neighbours in sorted order share the longest prefixes, so only they need to be compared.
+    """
     ordered = sorted(prompts)
     for one, two in itertools.pairwise(ordered):
         if one[: MAX_SHARED_PREFIX + 1] == two[: MAX_SHARED_PREFIX + 1]:

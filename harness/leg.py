@@ -17,7 +17,7 @@ from harness import canonical, ports, process, readiness, watchdog
 from harness.bundle import write_new
 from harness.campaign import shown
 from harness.context import Context
-from harness.engines.base import Launch
+from harness.engines.base import Address, Launch
 from harness.errors import HarnessError
 from harness.plan import LegPlan, partition
 from harness.process import Owned
@@ -30,6 +30,7 @@ POLL_S = 0.1
 PROOF_TIMEOUT_S = 300.0
 PROMPT_TOKENS = 8  # of the completion that proves readiness
 SAMPLER_END_S = 10.0
+NOT_OWNED = "not owned"  # how a server ended that this run did not start
 
 
 def run_leg(context: Context, leg: LegPlan) -> None:
@@ -215,8 +216,14 @@ def _sequential(context: Context, leg: LegPlan, folder: Path) -> None:
     rows = prompts.read_bytes().splitlines(keepends=True)[: context.config.gate.sequential_requests]
     few = context.state.root / f"{leg.name}.prompts.jsonl"
     few.write_bytes(b"".join(rows))
+    series = Series(few, concurrency=1, warmups=0, keep_text=True)
+    address = _attached(context, leg)
+    if address is not None:
+        load = run_series(context, series, None, folder, address)
+        _write(folder, "leg.json", {**asdict(leg), "exit": NOT_OWNED, "load": load})
+        return
     with _server(context, leg, folder) as owned:
-        load = run_series(context, Series(few, concurrency=1, warmups=0, keep_text=True), owned, folder)
+        load = run_series(context, series, owned, folder)
     _write_plans(context, leg, folder, before)
     _write(folder, "leg.json", _leg_head(context, leg, owned, load=load))
 
@@ -225,16 +232,39 @@ def _timed(context: Context, leg: LegPlan, folder: Path) -> None:
     assert leg.concurrency is not None
     assert leg.repetition is not None
     before = _frozen_sha(context)
-    baseline = _before(context, folder)
     prompts = context.state.corpus / f"{partition(leg.concurrency, leg.repetition)}.jsonl"
     warmups = context.config.client.warmups
     series = Series(prompts, leg.concurrency, leg.concurrency if warmups is None else warmups)
+    address = _attached(context, leg)
+    if address is not None:
+        _timed_elsewhere(context, leg, folder, series, address)
+        return
+    baseline = _before(context, folder)
     with _server(context, leg, folder, sample=True) as owned:
         ready_ns = time.monotonic_ns()
         load = run_series(context, series, owned, folder)
     _after(context, folder, baseline)
     _write_plans(context, leg, folder, before)
     _write(folder, "leg.json", _leg_head(context, leg, owned, load=load, **record.peaks(folder, ready_ns)))
+
+
+def _attached(context: Context, leg: LegPlan) -> Address | None:
+    """The arm's server where somebody else runs it, once it has given a token; None where this run starts its own."""
+    address = context.engine.attached(context.arm(leg.arm))
+    if address is not None:
+        first, limit_s = context.engine.first_token, context.config.host.ready_timeout_s
+        prompt = range(first, first + PROMPT_TOKENS)
+        readiness.require_answer(address, context.engine.served_model(), prompt, timeout_s=limit_s)
+    return address
+
+
+def _timed_elsewhere(context: Context, leg: LegPlan, folder: Path, series: Series, address: Address) -> None:
+    """The load alone, and this host's canary around it: there is no process to start, to sample or to end."""
+    state = {"state": context.state.root}
+    _write(folder, "host-before.json", {**host.snapshot(state), **record.before()})
+    load = run_series(context, series, None, folder, address)
+    _write(folder, "host-after.json", {**host.snapshot(state), **record.after(folder / "host-before.json")})
+    _write(folder, "leg.json", {**asdict(leg), "exit": NOT_OWNED, "load": load})
 
 
 def _roots(context: Context) -> list[Path]:

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from harness import ports
+from harness.engines.base import Address
 from harness.errors import HarnessError
 from harness.process import Owned, tail
 
-__all__ = ["Answer", "await_ready", "get", "judge_completion", "judge_models"]
+__all__ = ["Answer", "await_ready", "get", "judge_completion", "judge_models", "require_answer"]
 
+LOOPBACK = "127.0.0.1"
 POLL_S = 0.05
 ANSWER_TIMEOUT_S = 30.0
 BUSY = (503, 429)
@@ -35,12 +37,12 @@ class Answer:
         return self.body.decode("utf-8", "replace")
 
 
-def get(port: int, path: str, timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
-    return _ask(port, "GET", path, None, timeout_s)
+def get(port: int, path: str, timeout_s: float = ANSWER_TIMEOUT_S, host: str = LOOPBACK) -> Answer:
+    return _ask(port, "GET", path, None, timeout_s, host=host)
 
 
-def _ask(port: int, method: str, path: str, document: Any, timeout_s: float) -> Answer:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+def _ask(port: int, method: str, path: str, document: Any, timeout_s: float, *, host: str = LOOPBACK) -> Answer:
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     body = None if document is None else json.dumps(document).encode()
     try:
         connection.request(method, path, body, {"Content-Type": "application/json"})
@@ -123,6 +125,21 @@ def await_ready(
                 "not-ready", f"no completion within {timeout_s:g} s; the engine's log ends:\n{tail(log)}"
             )
         owned.wait(POLL_S)  # ends early when the process does
+
+
+def require_answer(address: Address, model: str, prompt: Sequence[int], *, timeout_s: float) -> None:
+    """A server that somebody else runs must give a one-token completion now. HarnessError says what it gave instead."""
+    body = {"model": model, "prompt": list(prompt), "max_tokens": 1, "temperature": 0, "ignore_eos": True}
+    patience, host = min(ANSWER_TIMEOUT_S, timeout_s), address.host
+    models = get(address.port, f"{address.prefix}/v1/models", patience, host)
+    if models.status is None:
+        where = f"{host}:{address.port}"
+        raise HarnessError("not-ready", f"no server answers on {where}: {models.text()}; start it, then run again")
+    if not judge_models(models, model):
+        raise HarnessError("not-ready", f"{host}:{address.port} lists no model: {models.text()[:300]}")
+    answer = _ask(address.port, "POST", f"{address.prefix}/v1/completions", body, patience, host=host)
+    if not judge_completion(answer):
+        raise HarnessError("not-ready", f"the first completion was not given: {answer.text()[:300]}")
 
 
 def _check_owner(owned: Owned, port: int) -> None:

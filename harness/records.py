@@ -85,7 +85,8 @@ class LoadReport:
     """One closed-loop series as the client saw it; the requests themselves are in `requests.jsonl.gz`.
 
     `duration_ns` runs from the first timed request's start to the last one's end. `peak_in_flight` is computed from
-    the intervals themselves, not from whole-second buckets. `loop_lag_p99_ns` is how late the client's loop was.
+    the intervals themselves, not from whole-second buckets. `loop_lag_p99_ns` is how late the client's loop was; None
+    where the client does not measure it.
     """
 
     concurrency: int
@@ -93,7 +94,7 @@ class LoadReport:
     warmups: int
     duration_ns: int
     peak_in_flight: int
-    loop_lag_p99_ns: int
+    loop_lag_p99_ns: int | None
     stamp_source: str
     itl_basis: str
     warnings: tuple[str, ...]

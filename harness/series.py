@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import process, watchdog
+from harness import bench_client, process, watchdog
 from harness.bundle import write_new
 from harness.context import Context
+from harness.engines.base import Address
 from harness.errors import HarnessError
 from harness.process import Exit, Owned
 
@@ -21,7 +22,7 @@ __all__ = ["Series", "log_end", "run_series"]
 POLL_S = 0.1
 AFTER_S = 10.0  # the client ends by itself this long after the deadline; the watchdog acts at it
 DEATH_S = 0.1  # a dying process closes its sockets a moment before its end can be seen
-OUTPUTS = ("requests.jsonl.gz", "texts.jsonl")
+OUTPUTS = ("requests.jsonl.gz", "texts.jsonl", "vllm-bench.json")
 
 
 @dataclass(frozen=True)
@@ -34,22 +35,24 @@ class Series:
     keep_text: bool = False
 
 
-def run_series(context: Context, series: Series, owned: Owned, folder: Path) -> dict[str, Any]:
-    """Run the client against the engine `owned`; its records go to the leg's `folder`, its report is returned.
+def run_series(
+    context: Context, series: Series, owned: Owned | None, folder: Path, address: Address | None = None
+) -> dict[str, Any]:
+    """Run the client against the engine `owned`, or a server elsewhere at `address`.
 
-    HarnessError `engine-died`, `engine-stalled`, `client-stalled`, `leg-deadline` or `client-failed`, each with the end
-    of a log; before a leg that hangs is ended, its autopsy is saved.
+    Its records go to the leg's `folder`, its report is returned. HarnessError `engine-died`, `engine-stalled`,
+    `client-stalled`, `leg-deadline` or `client-failed`, each with the end of a log; before a leg that hangs is ended,
+    its autopsy is saved.
     """
     out = context.state.root / f"{folder.name}.client"
     out.mkdir()
-    (out / "spec.json").write_text(json.dumps(_spec(context, series, out)))
-    argv = [sys.executable, "-m", "harness.client", str(out / "spec.json")]
+    (out / "spec.json").write_text(json.dumps(_spec(context, series, out, address)))
+    argv = _client(context, out)
     load = process.start(argv, {}, context.state.root, out / "client.log")
     engine_log, client_log = folder / "engine.log", out / "client.log"
+    watched = {"client": load} if owned is None else {"engine": owned, "client": load}
     try:
-        with watchdog.autopsied(
-            folder, {"engine": owned, "client": load}, {"engine.log": engine_log, "client.log": client_log}
-        ):
+        with watchdog.autopsied(folder, watched, {"engine.log": engine_log, "client.log": client_log}):
             _watch(context, owned, load, engine_log, client_log)
     finally:
         process.stop(load, 1.0)
@@ -61,11 +64,20 @@ def run_series(context: Context, series: Series, owned: Owned, folder: Path) -> 
     return report
 
 
-def _spec(context: Context, series: Series, out: Path) -> dict[str, Any]:
+def _client(context: Context, out: Path) -> list[str]:
+    spec = str(out / "spec.json")
+    if context.config.client.name != bench_client.NAME:
+        return [sys.executable, "-m", "harness.client", spec]
+    (out / "bench.json").write_text(json.dumps(bench_client.call(context.config, context.engine)))
+    return [sys.executable, "-m", "harness.client.vllm_bench_run", spec, str(out / "bench.json")]
+
+
+def _spec(context: Context, series: Series, out: Path, address: Address | None) -> dict[str, Any]:
+    where = address or Address("127.0.0.1", context.config.host.port)
     return {
-        "host": "127.0.0.1",
-        "port": context.config.host.port,
-        "path": "/v1/completions",
+        "host": where.host,
+        "port": where.port,
+        "path": f"{where.prefix}/v1/completions",
         "model": context.engine.served_model(),
         "prompts_file": str(series.prompts),
         "concurrency": series.concurrency,
@@ -80,22 +92,24 @@ def _spec(context: Context, series: Series, out: Path) -> dict[str, Any]:
     }
 
 
-def _watch(context: Context, owned: Owned, load: Owned, engine_log: Path, client_log: Path) -> None:
+def _watch(context: Context, owned: Owned | None, load: Owned, engine_log: Path, client_log: Path) -> None:
     client = context.config.client
     began = moved = time.monotonic()
     last: Mapping[str, Any] = {}
     while (ended := load.wait(POLL_S)) is None:
         context.check()
-        _alive(owned.poll(), engine_log)
+        _alive(None if owned is None else owned.poll(), engine_log)
         now, seen = time.monotonic(), _last_progress(client_log)
         if seen != last:
             last, moved = seen, now
             context.tell({"phase": "load", "seconds": now - began, **seen})
-        if now - moved > client.stall_timeout_s:
+        # The vLLM client says nothing while it runs: a stall is seen at the leg's deadline.
+        if now - moved > client.stall_timeout_s and client.name != bench_client.NAME:
             raise _stall(client.stall_timeout_s, load, engine_log)
         context.deadline.check("under load")
     context.check()  # who stops a run stops its client, too
-    _alive(owned.wait(DEATH_S), engine_log)  # a short load fails and ends before its engine's death is looked at
+    # A short load fails and ends before its engine's death is looked at.
+    _alive(None if owned is None else owned.wait(DEATH_S), engine_log)
     if str(ended) != "exit code 0":
         raise HarnessError("client-failed", f"the load client ended with {ended}; {log_end(client_log)}")
 

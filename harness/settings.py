@@ -174,6 +174,15 @@ def _check(config: Config) -> None:
     for name in ("lease_timeout_s", "ready_timeout_s", "stop_grace_s", "memory_return_timeout_s", "sample_period_s"):
         _demand(getattr(host, name) >= 0, f"host.{name}", getattr(host, name), "must not be negative")
     _demand(host.canary_factor > 1, "host.canary_factor", host.canary_factor, "must be above 1")
+    _demand(
+        config.client.name in ("closed_loop", "vllm_bench"),
+        "client.name",
+        config.client.name,
+        "is closed_loop or vllm_bench",
+    )
+    given = load.tokenizer
+    need = "is null, `engine`, or the absolute path of a tokenizer.json on the host"
+    _demand(given is None or given == "engine" or given.startswith("/"), "workload.tokenizer", given, need)
     _check_transport(host)
     _demand(rule.estimator in ("mean", "median"), "rule.estimator", rule.estimator, "is mean or median")
     _demand(rule.order in ("seed", "abba", "fixed"), "rule.order", rule.order, "is seed, abba or fixed")

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from harness import canonical, corpus, settings
+from harness import bench_client, canonical, corpus, corpus_text, settings
 from harness.agent.values import Prepared
 from harness.config import Config, HostConfig
 from harness.engines import registry
@@ -32,12 +32,13 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
     for arm in (config.engine.candidate, config.engine.baseline):
         engine.launch(asdict(arm), config.host.port, None, True)  # refuses flags that the engine does not know
     engine.prepare()
+    bench_client.require(config, engine)
     prompts = _prompts(config, engine)
     name = canonical.sha256_bytes(canonical.dumps(dict(prompts.digests)))[:16]
     corpus.write(prompts, prompts_folder(config.host, name))
     facts, gpu = _identity()
     return Prepared(
-        subject=engine.identity(),
+        subject={**engine.identity(), **bench_client.identity(config)},
         capabilities=sorted(engine.capabilities),
         host=facts,
         gpu=gpu,
@@ -52,6 +53,7 @@ def install(request: Mapping[str, Any]) -> dict[str, Any]:
     engine = registry.create(config.engine.name, config.engine.options, cache_dir(config.host))
     if (make := getattr(engine, "install", None)) is not None:
         make()
+    bench_client.install(config)
     engine.prepare()
     return {"engine": engine.name}
 
@@ -61,14 +63,33 @@ def prompts_folder(config: HostConfig, name: str) -> Path:
 
 
 def _prompts(config: Config, engine: Engine) -> corpus.Corpus:
+    load = config.workload
+    if load.tokenizer is not None:
+        return corpus_text.build(
+            corpus_text.load(_tokenizer(load.tokenizer, engine)),
+            seed=load.seed,
+            tokens=load.input_tokens,
+            points=load.points,
+            concurrencies=config.gate.concurrencies,
+            repetitions=config.gate.repetitions,
+        )
     return corpus.build(
-        seed=config.workload.seed,
-        tokens=config.workload.input_tokens,
-        counts={concurrency: config.workload.points[concurrency] for concurrency in config.gate.concurrencies},
+        seed=load.seed,
+        tokens=load.input_tokens,
+        counts={concurrency: load.points[concurrency] for concurrency in config.gate.concurrencies},
         repetitions=config.gate.repetitions,
         first_token=engine.first_token,
         vocabulary=engine.vocabulary,
     )
+
+
+def _tokenizer(given: str, engine: Engine) -> Path:
+    """The file that workload.tokenizer names. UsageError `no-tokenizer` where there is none."""
+    path = engine.tokenizer() if given == "engine" else Path(given)
+    if path is None or not path.is_file():
+        what = f"{engine.name} has none of its own" if given == "engine" else "no such file on the host"
+        raise UsageError("no-tokenizer", f"workload.tokenizer={given}: {what}; give a tokenizer.json on the host")
+    return path
 
 
 def _identity() -> tuple[dict[str, Any], bool]:

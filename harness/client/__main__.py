@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 def _write(out_dir: Path, result: LoadResult) -> None:
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        (out_dir / "requests.jsonl.gz").write_bytes(_gzip(record.to_json() for record in result.records))
+        (out_dir / "requests.jsonl.gz").write_bytes(gzip_rows(record.to_json() for record in result.records))
         if result.completions:
             texts = b"".join(canonical.dumps(_text(completion)) for completion in result.completions)
             (out_dir / "texts.jsonl").write_bytes(texts)
@@ -54,7 +54,7 @@ def _write(out_dir: Path, result: LoadResult) -> None:
         raise UsageError("bad-spec", f"out_dir cannot be written: {error.strerror}") from error
 
 
-def _gzip(rows: Iterable[dict[str, Any]]) -> bytes:
+def gzip_rows(rows: Iterable[dict[str, Any]]) -> bytes:
     """Deterministic: no name and no time in the header, so equal records are equal bytes."""
     buffer = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as file:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from harness.records import ArmProof, ModelGate, PlanReport, ServerReport
 
-__all__ = ["ArmProof", "Engine", "Launch", "ModelGate", "PlanReport", "ServerReport"]
+__all__ = ["Address", "ArmProof", "Engine", "Launch", "ModelGate", "PlanReport", "ServerReport"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,15 @@ class Launch:
     cwd: Path
 
 
+@dataclass(frozen=True)
+class Address:
+    """Where a server that somebody else runs answers. `prefix` comes before /v1, without a slash at its end."""
+
+    host: str
+    port: int
+    prefix: str = ""
+
+
 class Engine(Protocol):
     """An adapter. `options` of the configuration are validated by its constructor, before anything is started.
 
@@ -28,7 +37,7 @@ class Engine(Protocol):
     (fixed assertions of its own), `sequential_proof` (completions are comparable across arms), `token_ids` (prompts may
     be token ids), `server_arguments` (it says its resolved arguments back), `gpu` (it computes on the GPU, so that GPU
     memory is an axis). What is absent is not-applicable and makes the run non-binding; `server_arguments` alone may
-    lack without that.
+    lack without that. `external` says that the servers run already and are not this run's.
     """
 
     name: str
@@ -55,6 +64,9 @@ class Engine(Protocol):
     def launch(self, arm: Mapping[str, Any], port: int, plan: Path | None, read_only: bool) -> Launch:
         """The server of one arm. `arm` is {'flags': {...}, 'env': {...}} out of the configuration."""
 
+    def attached(self, arm: Mapping[str, Any]) -> Address | None:
+        """The arm's server where somebody else runs it (`external`); None where `launch` starts it."""
+
     def served_model(self) -> str:
         """The id under which /v1/models and completions know the model."""
 
@@ -69,6 +81,9 @@ class Engine(Protocol):
 
     def server_report(self, arm: Mapping[str, Any], log: str, metrics: str) -> ServerReport | None:
         """The arguments that the server says it resolved, beside the arm's; None without `server_arguments`."""
+
+    def tokenizer(self) -> Path | None:
+        """The model's tokenizer.json; None where there is none to make text prompts with."""
 
     def model_gate_argv(self, arm: Mapping[str, Any], plan: Path | None) -> Launch | None:
         """The engine's own correctness program for one arm; None without `model_gate`."""

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from harness import canonical
 from harness.errors import UsageError
@@ -59,7 +60,9 @@ class Environment:
 
     @property
     def root(self) -> Path:
-        subject = [*sorted(self.requirements), sys.implementation.cache_tag]
+        subject: list[Any] = [*sorted(self.requirements), sys.implementation.cache_tag]
+        if self.without or self.aliases:
+            subject += [list(self.without), dict(self.aliases)]
         return self.parent / f"{self.name}-{canonical.sha256_bytes(canonical.dumps(subject))[:12]}"
 
     @property

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import canonical
-from harness.engines.base import Launch
+from harness.engines.base import Address, Launch
 from harness.engines.environment import Environment, Installed
 from harness.errors import UsageError
 from harness.records import ArmProof, ModelGate, PlanReport, ServerReport
@@ -134,6 +134,9 @@ class LlamaCpp:
         extra = {str(name): str(value) for name, value in arm.get("env", {}).items()}
         return Launch(argv, {**_quiet(flags["threads"]), **extra}, self._folder)
 
+    def attached(self, arm: Mapping[str, Any]) -> Address | None:
+        return None
+
     def served_model(self) -> str:
         return MODEL
 
@@ -156,6 +159,9 @@ class LlamaCpp:
         active = busy == 1 if slots == 1 else 1 < busy <= slots
         required = "exactly 1 busy slot a decode" if slots == 1 else f"over 1, at most {slots} busy slots a decode"
         return ArmProof(active, f"{busy:g} busy slots a decode", required, {"busy_slots_per_decode": busy})
+
+    def tokenizer(self) -> Path | None:
+        return None
 
     def server_report(self, arm: Mapping[str, Any], log: str, metrics: str) -> ServerReport | None:
         return None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import canonical
-from harness.engines.base import Launch
+from harness.engines.base import Address, Launch
 from harness.errors import UsageError
 from harness.records import ArmProof, ModelGate, PlanReport, ServerReport
 
@@ -74,6 +74,9 @@ class Reference:
         argv = self._python("kernels.serve")
         argv += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", MODEL]
         return Launch([*argv, *self._limits(arm)], self._environment(arm, plan, read_only), ROOT)
+
+    def attached(self, arm: Mapping[str, Any]) -> Address | None:
+        return None
 
     def served_model(self) -> str:
         return MODEL
@@ -144,6 +147,9 @@ class Reference:
         required = "fewer swizzles than GEMMs (direct)" if direct else "a swizzle for every GEMM (composed)"
         active = swizzles < gemms if direct else swizzles >= gemms > 0
         return ArmProof(active, seen, required, {"standalone_swizzles": swizzles, "gemms": gemms})
+
+    def tokenizer(self) -> Path | None:
+        return None
 
     def server_report(self, arm: Mapping[str, Any], log: str, metrics: str) -> ServerReport | None:
         return None

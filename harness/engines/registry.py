@@ -30,8 +30,15 @@ def _vllm(options: Mapping[str, Any], cache_dir: Path) -> Engine:
     return Vllm(options, cache_dir)
 
 
+def _openai(options: Mapping[str, Any], cache_dir: Path) -> Engine:
+    from harness.engines.openai import OpenAi
+
+    return OpenAi(options, cache_dir)
+
+
 ENGINES: Mapping[str, Callable[[Mapping[str, Any], Path], Engine]] = {
     "llama_cpp": _llama_cpp,
+    "openai": _openai,
     "reference": _reference,
     "vllm": _vllm,
 }

@@ -10,7 +10,7 @@ from typing import Any
 from gates import servers
 from harness import canonical
 from harness.engines import flags as flag
-from harness.engines.base import Launch
+from harness.engines.base import Address, Launch
 from harness.errors import UsageError
 from harness.records import ArmProof, ModelGate, PlanReport, ServerReport
 
@@ -121,6 +121,9 @@ class Served:
     def launch(self, arm: Mapping[str, Any], port: int, plan: Path | None, read_only: bool) -> Launch:
         return Launch(self.argv(port, self.merged(arm)), self.environment(arm), Path("/"))
 
+    def attached(self, arm: Mapping[str, Any]) -> Address | None:
+        return None
+
     def served_model(self) -> str:
         return SERVED_AS
 
@@ -129,6 +132,9 @@ class Served:
 
     def proof_paths(self) -> Sequence[str]:
         return ()
+
+    def tokenizer(self) -> Path | None:
+        return self._model() / "tokenizer.json"
 
     def server_report(self, arm: Mapping[str, Any], log: str, metrics: str) -> ServerReport | None:
         """The arm's arguments beside what the server says it resolved them to."""

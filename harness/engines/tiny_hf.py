@@ -46,12 +46,12 @@ def byte_symbols() -> list[str]:
 
 def tokenizer(size: int) -> dict[str, Any]:
     """`tokenizer.json` of `size` tokens, at least FIRST_MERGED and at most MOST_TOKENS."""
+    if not FIRST_MERGED <= size <= MOST_TOKENS:
+        raise ValueError(f"a vocabulary of {size} is outside {FIRST_MERGED}..{MOST_TOKENS}")
     pairs = itertools.product(LETTERS, repeat=2)
     triples = ((first + second, third) for first, second, third in itertools.product(LETTERS, repeat=3))
     merges = list(itertools.islice(itertools.chain(pairs, triples), size - FIRST_MERGED))
     tokens = [*SPECIALS, *byte_symbols(), *(left + right for left, right in merges)]
-    if len(tokens) != size:
-        raise ValueError(f"a vocabulary of {size} is outside {FIRST_MERGED}..{MOST_TOKENS}")
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0",

@@ -83,7 +83,7 @@ def test_explaining_an_unknown_key_proposes_a_near_one() -> None:
 
 
 def test_an_unknown_engine_lists_those_that_exist(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="llama_cpp, reference"):
+    with pytest.raises(UsageError, match="llama_cpp, openai, reference"):
         registry.create("vllm9", {}, tmp_path)
 
 

@@ -187,3 +187,10 @@ def test_percentiles_agree_with_scipy(values: list[int], p: int) -> None:
 @given(st.lists(st.integers(), min_size=1))
 def test_the_median_is_exactly_the_library_s(values: list[int]) -> None:
     assert percentile(values, 50) == statistics.median([Fraction(value) for value in values])
+
+
+def test_a_rare_merged_chunk_does_not_make_another_kind_of_leg() -> None:
+    """12 of 96 streams had 126 gaps for 128 tokens: legal, and no reason to void a pair of legs."""
+    whole, merged = record(tuple(range(1, 129)), 128), record(tuple(range(1, 128)), 128)
+    assert itl_basis([whole] * 84 + [merged] * 12) == "token"
+    assert itl_basis([merged] * 4 + [record((1, 2, 3), 128)]) == "chunk"
