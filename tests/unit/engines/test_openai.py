@@ -44,16 +44,8 @@ def test_what_is_wrong_is_one_sentence(
 
 
 def test_without_a_process_there_is_no_memory_axis_and_the_run_does_not_bind() -> None:
-    config = compose_config(
-        [
-            *(
-                "engine.name=openai",
-                "engine.options={model: m}",
-                "engine.candidate={flags: {url: 'http://a:1'}, env: {}}",
-            ),
-            "engine.baseline={flags: {url: 'http://b:1'}, env: {}}",
-        ]
-    )
+    urls = ("engine.candidate.flags.url=http://a:1", "engine.baseline.flags.url=http://b:1")
+    config = compose_config(["engine=openai", "engine.options.model=m", *urls])
     plan = campaign.plan(
         config,
         subject={},
