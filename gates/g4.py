@@ -40,7 +40,7 @@ def leg_checks(plan: Plan, leg: Leg) -> list[Check]:
     found = list(_process(plan, leg))
     if leg.kind == "timed":
         found += _counts(plan, leg)
-    if leg.kind == "timed" and servers.ELSEWHERE not in plan.capabilities:
+    if leg.kind == "timed" and plan.memory:
         found += _lifecycle(leg)
     found += [*telemetry.leg_checks(plan, leg), *servers.leg_checks(plan, leg)]
     if leg.kind == "model-gate":
@@ -81,7 +81,7 @@ def _structure(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
 
 
 def _process(plan: Plan, leg: Leg) -> Iterator[Check]:
-    if servers.ELSEWHERE not in plan.capabilities:
+    if plan.memory:
         yield _equal("clean-exit", leg.name, leg.exit, "exit code 0")
     if "arm_counters" in plan.capabilities and leg.kind in ("timed", "sequential"):
         proof = leg.arm_proof

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from harness.plan import Plan
 from harness.records import Check, Leg
 
-__all__ = ["ELSEWHERE", "SAYS", "checks", "configurations", "differences", "leg_checks", "same"]
+__all__ = ["SAYS", "checks", "configurations", "differences", "leg_checks", "same"]
 
 SAYS = "server_arguments"
-ELSEWHERE = "external"  # the servers run already: nothing of them is started, sampled or ended
 ASKED = ("timed", "sequential")
 NO_DIFFERENCE = ("auto",)  # planned: left to the server, on purpose
 

@@ -79,7 +79,7 @@ def interpret(
     terms = Terms.from_json(plan.rule["interpretation"])
     floors, head = _floors(plan, legs, documents, started_utc, terms)
     logs = logratios.campaign_logs(plan, legs)
-    axes = axes_of(plan.concurrencies, plan.gpu)
+    axes = axes_of(plan.concurrencies, plan.gpu, plan.memory)
     comparison = Comparison(axes, [logs], _twins(plan, legs, floors), floors, terms, plan.repetitions)
     found = rows(comparison)
     return {
@@ -150,7 +150,7 @@ def _cannot_tell(floors: Sequence[Floor]) -> str | None:
 def _twins(plan: Plan, legs: Sequence[Leg], floors: Sequence[Floor]) -> dict[AxisKey, str | None]:
     """The floor was there first: where it saw mean ITL and mean TPOT apart, they stay two numbers."""
     twins: dict[AxisKey, str | None] = {}
-    for axis in axes_of(plan.concurrencies, plan.gpu):
+    for axis in axes_of(plan.concurrencies, plan.gpu, plan.memory):
         single = logratios.one_token_chunks(legs, axis.concurrency)
         single = single and all(item.one_token.get(axis.concurrency, False) for item in floors)
         twins[axis.concurrency, axis.name] = logratios.same_as(axis.name, single)

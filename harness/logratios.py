@@ -46,7 +46,7 @@ def campaign_logs(plan: Plan, legs: Sequence[Leg]) -> dict[AxisKey, AxisLogs]:
     rule, values = Rule.from_json(plan.rule), arm_values(legs)
     return {
         (axis.concurrency, axis.name): axis_logs(axis, _of(values, "A", axis), _of(values, "B", axis), rule)
-        for axis in axes_of(plan.concurrencies, plan.gpu)
+        for axis in axes_of(plan.concurrencies, plan.gpu, plan.memory)
     }
 
 

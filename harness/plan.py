@@ -84,6 +84,11 @@ class Plan:
     def output_tokens(self) -> int:
         return int(self.workload["output_tokens"])
 
+    @property
+    def memory(self) -> bool:
+        """Whether memory is measured: not where the servers run already and are not this run's own."""
+        return "external" not in self.capabilities
+
     def arm(self, letter: str) -> Arm:
         return self.candidate if letter == "A" else self.baseline
 
