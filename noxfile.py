@@ -80,6 +80,15 @@ def oracle_full(session: nox.Session) -> None:
 
 
 @nox.session(python=THIS)
+def kernels_build(session: nox.Session) -> None:
+    """The CUDA toolchain out of pip wheels compiles one tile of the GB10's kernels and inspects it. No GPU needed."""
+    env = _install(session, "cuda-build")
+    env["CUDA_HOME"] = None  # the wheels, not a toolkit that happens to be here
+    arguments = session.posargs or ["--arch", "121a", "--tiles", "0", "--jobs", "1"]
+    session.run("python", "-m", "kernels.build", "--require-inspection", *arguments, env=env)
+
+
+@nox.session(python=THIS)
 def engines(session: nox.Session) -> None:
     """Engines that nobody here wrote, installed from the package index into environments of their own."""
     env = _install(session, "dev")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "BuildError",
     "CaptureMissError",
+    "DeviceError",
     "FrozenMissError",
     "KernelError",
     "PlanDocumentError",
@@ -40,6 +42,14 @@ class SettingsError(KernelError):
 
 class CaptureMissError(KernelError):
     """A plan is missing while a graph is being captured, where timing is impossible. Nothing was tuned."""
+
+
+class BuildError(KernelError):
+    """The GPU kernels could not be built. Nothing was installed; objects that compiled are kept for the next try."""
+
+
+class DeviceError(KernelError):
+    """This machine's GPU, or the library for it, cannot run the kernels. Found before any kernel was called."""
 
 
 class TuningError(KernelError):

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from kernels.errors import KernelError
 
-__all__ = ["CUTLASS_TACTICS", "Descriptor", "Tactic", "TacticSet", "fnv1a64"]
+__all__ = ["CUTLASS_TACTICS", "HOPPER_EXPANDED", "Descriptor", "Tactic", "TacticFamily", "TacticSet", "fnv1a64"]
 
 _FNV_OFFSET = 14695981039346656037
 _FNV_PRIME = 1099511628211
@@ -114,6 +114,18 @@ class TacticSet:
             known = f"{min(self._index)}..{max(self._index)}"
             raise KernelError("unknown-tactic", f"{self.runner} has no tactic {tactic_id}; known: {known}") from None
 
+    def named(self, tactic_id: int) -> tuple[str, int]:
+        """The runner of a tactic and its id there: what a plan document says."""
+        return self.runner, tactic_id
+
+    def find(self, runner: str, tactic_id: int) -> int | None:
+        """The id in this set of a runner's tactic; None when the runner or its tactic is unknown."""
+        return tactic_id if runner == self.runner and tactic_id in self else None
+
+    @property
+    def runners(self) -> tuple[str, ...]:
+        return (self.runner,)
+
     def __contains__(self, tactic_id: object) -> bool:
         return isinstance(tactic_id, int) and not isinstance(tactic_id, bool) and tactic_id in self._index
 
@@ -124,11 +136,58 @@ class TacticSet:
         return len(self.tactics)
 
 
-def _cutlass() -> Iterator[Tactic]:
+@dataclass(frozen=True)
+class _Member:
+    """A tactic of one runner inside a family."""
+
+    id: int
+    runner: str
+    tactic: Descriptor
+
+    @property
+    def descriptor(self) -> str:
+        return f"{self.runner}:{self.tactic.descriptor}"
+
+
+@dataclass(frozen=True)
+class TacticFamily(TacticSet):
+    """Several runners' tactics as one set, for a device where tuning chooses across them. Ids count on from member to
+    member, in the order given; documents name the runner and its own id (`named`, `find`)."""
+
+    members: tuple[TacticSet, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, version: int, *members: TacticSet) -> TacticFamily:
+        """The default tactic is the first member's."""
+        numbered = enumerate((member.runner, tactic) for member in members for tactic in member)
+        tactics = tuple(_Member(number, runner, tactic) for number, (runner, tactic) in numbered)
+        default = [tactic.id for tactic in members[0]].index(members[0].bypass_id)
+        return cls(name, version, tactics, default, members)
+
+    def named(self, tactic_id: int) -> tuple[str, int]:
+        member = self.by_id(tactic_id)
+        assert isinstance(member, _Member)
+        return member.runner, member.tactic.id
+
+    def find(self, runner: str, tactic_id: int) -> int | None:
+        return self._own_ids.get((runner, tactic_id))
+
+    @cached_property
+    def _own_ids(self) -> dict[tuple[str, int], int]:
+        return {self.named(tactic.id): tactic.id for tactic in self}
+
+    @property
+    def runners(self) -> tuple[str, ...]:
+        return tuple(member.runner for member in self.members)
+
+
+def _cutlass(k_divisor: int = 1) -> Iterator[Tactic]:
     order = product(_TILES, (False, True), (True, False))
     for tactic_id, ((tile_m, tile_n, tile_k), stream_k, swap_ab) in enumerate(order):
-        yield Tactic(tactic_id, tile_m, tile_n, tile_k, swap_ab, stream_k)
+        yield Tactic(tactic_id, tile_m, tile_n, tile_k // k_divisor, swap_ab, stream_k)
 
 
 # 21 = 128x128x256/ordinary/dp, what FlashInfer runs for its fallback tactic -1: its 128x128x128 counts K in bytes.
 CUTLASS_TACTICS = TacticSet("CutlassFp4GemmRunner", 2, tuple(_cutlass()), default_id=21)
+# The same order on Hopper, where operands are expanded to bfloat16 and a tile holds half as much of K.
+HOPPER_EXPANDED = TacticSet("hopper_cutlass_bf16", 1, tuple(_cutlass(2)), default_id=21)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
+from typing import Any
 
 from kernels.buckets import hybrid_m_bucket, tuning_buckets
 from kernels.errors import FrozenMissError, KernelError, SettingsError, TuningError, shown
@@ -69,7 +70,8 @@ class Stats(_Counts):
 
 class PlanRuntime:
     """Chooses tactics for one device. `tune` times the tactics of a key and returns the winner's id; `log_line` prints
-    one line to stderr; `env` gives XDG_CACHE_HOME and HOME; `world_size` is the number of tensor-parallel ranks.
+    one line to stderr; `env` gives XDG_CACHE_HOME and HOME; `world_size` is the number of tensor-parallel ranks;
+    `plan_fields` is what a document shall say of a plan that was tuned here, beside the tactic.
 
     SettingsError when metadata does not describe `tactics`, the settings name no usable document, or there are several
     ranks (`tensor-parallel`).
@@ -86,6 +88,7 @@ class PlanRuntime:
         env: Mapping[str, str] = os.environ,
         flashinfer_environment: Environment | None = None,
         world_size: int = 1,
+        plan_fields: Callable[[PlanKey], Mapping[str, Any]] | None = None,
     ) -> None:
         _require_one_rank(world_size)
         metadata.check_tactics(tactics)
@@ -95,7 +98,9 @@ class PlanRuntime:
         self.cache = PlanCache()
         self._tune = tune
         self._log = log
-        self._documents = Documents(settings, metadata, tactics, log, env=env, environment=flashinfer_environment)
+        self._documents = Documents(
+            settings, metadata, tactics, log, env=env, environment=flashinfer_environment, plan_fields=plan_fields
+        )
         self._lock = threading.Lock()
         self._counts = _Counts()
         self._device = metadata.device_ordinal

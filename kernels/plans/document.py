@@ -96,15 +96,19 @@ def check_shape(m_bucket: int, n: int, k: int, where: str) -> None:
     raise PlanDocumentError("bad-shape", f"invalid NVFP4 persistent plan shape/bucket: {where} has {shape}; {mend}")
 
 
-def check_tactic(runner: str, tactic_id: int, tactics: TacticSet, where: str) -> None:
-    """PlanDocumentError `unknown-runner` or `unknown-tactic` unless `tactics` has this id under this runner's name."""
+def check_tactic(runner: str, tactic_id: int, tactics: TacticSet, where: str) -> int:
+    """The id within `tactics` of a runner's own id. PlanDocumentError `unknown-runner` or `unknown-tactic` unless
+    `tactics` has it."""
     text = "unknown NVFP4 persistent plan runner/tactic"
-    if runner != tactics.runner:
-        raise PlanDocumentError("unknown-runner", f"{text}: {where} names {shown(runner)}, known is {tactics.runner}")
-    if tactic_id not in tactics:
-        known = sorted(tactic.id for tactic in tactics)
+    if runner not in tactics.runners:
+        known = " and ".join(tactics.runners)
+        raise PlanDocumentError("unknown-runner", f"{text}: {where} names {shown(runner)}, known is {known}")
+    found = tactics.find(runner, tactic_id)
+    if found is None:
+        ids = sorted(own for name, own in (tactics.named(tactic.id) for tactic in tactics) if name == runner)
         seen = f"{where} has tactic {shown(tactic_id)}"
-        raise PlanDocumentError("unknown-tactic", f"{text}: {seen}, {tactics.runner} has {known[0]}..{known[-1]}")
+        raise PlanDocumentError("unknown-tactic", f"{text}: {seen}, {runner} has {ids[0]}..{ids[-1]}")
+    return found
 
 
 def parse(data: bytes, expected: Metadata, tactics: TacticSet, name: str) -> dict[PlanKey, int]:
@@ -186,8 +190,8 @@ class _PlanReader:
         self._tactics = tactics
         self._name = name
         self._runtime = key_for(expected, 1, 1, 16)[3:]
-        self._fixed = (*self._runtime, expected.fp4_layout, expected.scale_layout, tactics.runner)
-        self._ids = frozenset(tactic.id for tactic in tactics)
+        self._fixed = (*self._runtime, expected.fp4_layout, expected.scale_layout)
+        self._ids = {tactics.named(tactic.id): tactic.id for tactic in tactics}
 
     def __call__(self, entry: Any, index: int) -> tuple[PlanKey, int]:
         if type(entry) is dict and len(entry) >= len(_PLAN_FIELDS):
@@ -196,14 +200,17 @@ class _PlanReader:
             except KeyError:
                 values = ()
             # Types too: JSON true equals 1.
-            if values[4:] == self._fixed and tuple(map(type, values)) == _PLAN_TYPES:
-                m, n, k, tactic = values[:4]
-                if m in _BUCKETS and 0 < n <= _I32_MAX and 0 < k <= _I32_MAX and k % 16 == 0 and tactic in self._ids:
+            if values[4:-1] == self._fixed and tuple(map(type, values)) == _PLAN_TYPES:
+                m, n, k, own = values[:4]
+                tactic = self._ids.get((values[-1], own))
+                sound = m in _BUCKETS and 0 < n <= _I32_MAX and 0 < k <= _I32_MAX and k % 16 == 0
+                if sound and tactic is not None:
                     return PlanKey(m, n, k, *self._runtime), tactic
         return _plan(entry, self._expected, self._tactics, f"{self._name} plans[{index}]")
 
 
 def _row(metadata: Metadata, tactics: TacticSet, key: PlanKey, tactic: int) -> dict[str, Any]:
+    runner, own_id = tactics.named(tactic)
     return {
         "architecture": key.architecture,
         "device_ordinal": key.device_ordinal,
@@ -212,9 +219,9 @@ def _row(metadata: Metadata, tactics: TacticSet, key: PlanKey, tactic: int) -> d
         "m_bucket": key.m_bucket,
         "n": key.n,
         "output_dtype": key.output_dtype_id,
-        "runner": tactics.runner,
+        "runner": runner,
         "scale_layout": metadata.scale_layout,
-        "tactic_id": tactic,
+        "tactic_id": own_id,
         "tactic_set_version": key.tactic_set_version,
     }
 
@@ -266,9 +273,9 @@ def _plan(entry: Any, expected: Metadata, tactics: TacticSet, where: str) -> tup
     _agree("key", "architecture", number["architecture"], key.architecture, where)
     _agree("key", "output_dtype", number["output_dtype"], key.output_dtype_id, where)
     _agree("key", "tactic_set_version", number["tactic_set_version"], key.tactic_set_version, where)
-    check_tactic(text["runner"], number["tactic_id"], tactics, where)
+    tactic = check_tactic(text["runner"], number["tactic_id"], tactics, where)
     check_shape(key.m_bucket, key.n, key.k, where)
-    return key, number["tactic_id"]
+    return key, tactic
 
 
 def _agree(what: str, field: str, seen: object, own: object, where: str) -> None:

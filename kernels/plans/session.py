@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from kernels.errors import PlanDocumentError, SettingsError
 from kernels.plans import document, flashinfer, log, store
@@ -47,12 +48,14 @@ class Documents:
         *,
         env: Mapping[str, str],
         environment: flashinfer.Environment | None,
+        plan_fields: Callable[[PlanKey], Mapping[str, Any]] | None = None,
     ) -> None:
         self._settings = settings
         self._metadata = metadata
         self._tactics = tactics
         self._log = log_line
         self._environment = environment
+        self._plan_fields = plan_fields
         self._target = native_path(settings, metadata, env)
         self.mode = "not-prepared"
         if self.flashinfer_path is not None and environment is None:
@@ -103,7 +106,7 @@ class Documents:
 
         def merged(prior: bytes | None) -> bytes:
             nonlocal saved
-            whole = document.merge_document(current, self._parse_native(path, prior))
+            whole = self._described(document.merge_document(current, self._parse_native(path, prior)))
             saved = len(whole.plans)
             return document.serialise_document(self._metadata, self._tactics, whole)
 
@@ -114,6 +117,13 @@ class Documents:
             self._log(log.unpublished_line(path, error.message))
             return 0
         return saved
+
+    def _described(self, whole: document.Document) -> document.Document:
+        """With what the backend says of the plans that it tuned itself, in place of what was said of them before."""
+        if self._plan_fields is None:
+            return whole
+        said = {key: fields for key in whole.plans if (fields := self._plan_fields(key))}
+        return replace(whole, plan_fields={**whole.plan_fields, **said})
 
     def _read_flashinfer(self) -> dict[PlanKey, int]:
         path = self.flashinfer_path

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from kernels.errors import KernelError
-from kernels.tactics import CUTLASS_TACTICS, Tactic, TacticSet, fnv1a64
+from kernels.tactics import CUTLASS_TACTICS, HOPPER_EXPANDED, Tactic, TacticFamily, TacticSet, fnv1a64
 
 
 @dataclass(frozen=True)
@@ -70,3 +70,15 @@ def test_a_set_that_cannot_be_addressed_is_refused(tactics: tuple[OwnDescriptor,
     with pytest.raises(KernelError) as caught:
         TacticSet("r", 1, tactics, default)
     assert caught.value.code == "bad-tactic-set"
+
+
+def test_a_family_counts_ids_on_and_names_each_runner_with_its_own_id() -> None:
+    family = TacticFamily.of("both", 3, HOPPER_EXPANDED, TacticSet("other", 1, (OwnDescriptor(0, "0:x;"),)))
+    assert [family.named(0), family.named(31), family.named(32)] == [
+        ("hopper_cutlass_bf16", 0),
+        ("hopper_cutlass_bf16", 31),
+        ("other", 0),
+    ]
+    assert (family.find("other", 0), family.find("other", 1), family.find("none", 0)) == (32, None, None)
+    assert (family.runners, family.bypass_id) == (("hopper_cutlass_bf16", "other"), 21)
+    assert len({family.digest, HOPPER_EXPANDED.digest, CUTLASS_TACTICS.digest}) == 3
