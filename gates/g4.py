@@ -75,8 +75,10 @@ def _structure(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
         "one-lever",
         "plan",
         "; ".join(plan.difference) or "no difference",
-        "one difference between the arms, unless gate.stacked=true",
-        levers == 1 or (plan.stacked and levers > 0),
+        "no difference between the arms of an A/A campaign"
+        if plan.aa is not None
+        else "one difference between the arms, unless gate.stacked=true",
+        levers == 0 if plan.aa is not None else levers == 1 or (plan.stacked and levers > 0),
     )
 
 

@@ -37,8 +37,12 @@ def plan(
     gpu: bool,
     corpus: Mapping[str, str],
     frozen_plan_sha256: str | None,
+    aa: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """The plan of one campaign. `gpu` says whether an NVML device exists; `corpus` maps partitions to digests."""
+    """The plan of one campaign. `gpu` says whether an NVML device exists; `corpus` maps partitions to digests.
+
+    `aa` makes it a campaign of an A/A floor: its number, and the pairs (concurrency, repetition) to measure.
+    """
     return Plan(
         gate=config.gate.name,
         concurrencies=tuple(config.gate.concurrencies),
@@ -58,9 +62,10 @@ def plan(
         corpus=dict(corpus),
         frozen_plan_sha256=frozen_plan_sha256,
         difference=tuple(difference(config.engine.candidate, config.engine.baseline)),
-        legs=tuple(legs(config, capabilities)),
+        legs=tuple(legs(config, capabilities, None if aa is None else aa["pairs"])),
         not_applicable=tuple(_not_applicable(config, capabilities, gpu)),
         harness=__version__,
+        aa=aa,
     )
 
 
@@ -95,8 +100,11 @@ def _side(name: str, value: object) -> str:
     return "unset" if value is None else shown(name, value)
 
 
-def legs(config: Config, capabilities: Sequence[str]) -> list[LegPlan]:
-    """Every server process of the run in order: seed, model gates, sequential proofs, then the timed series."""
+def legs(config: Config, capabilities: Sequence[str], pairs: Sequence[Sequence[int]] | None = None) -> list[LegPlan]:
+    """Every server process of the run in order: seed, model gates, sequential proofs, then the timed series.
+
+    `pairs` leaves all other (concurrency, repetition) of the series out.
+    """
     found: list[tuple[str, str, str, int | None, int | None]] = []
     if "fp4_plans" in capabilities and config.engine.plan is None:
         found.append(("seed-plans", "seed", "B", None, None))
@@ -106,7 +114,8 @@ def legs(config: Config, capabilities: Sequence[str]) -> list[LegPlan]:
         found += [(f"sequential-{arm}", "sequential", arm, 1, 1) for arm in "AB"]
     for concurrency in config.gate.concurrencies:
         for arm, repetition in leg_order(config.rule.order, config.gate.repetitions):
-            found.append((f"c{concurrency}-{arm}-r{repetition}", "timed", arm, concurrency, repetition))
+            if pairs is None or [concurrency, repetition] in [list(pair) for pair in pairs]:
+                found.append((f"c{concurrency}-{arm}-r{repetition}", "timed", arm, concurrency, repetition))
     return [LegPlan(f"{number:02d}-{leg[0]}", *leg[1:]) for number, leg in enumerate(found)]
 
 

@@ -49,6 +49,17 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("key", nargs="?", default="")
     prepare = commands.add_parser("prepare", help="install what an engine needs: `prepare engine=llama_cpp`")
     prepare.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    floor = commands.add_parser("floor", help="measure what identical arms do: `floor host=dgx engine=vllm_cpp`")
+    floor.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    floor.add_argument(
+        "--from",
+        nargs="+",
+        dest="bundles",
+        type=Path,
+        default=[],
+        metavar="BUNDLE",
+        help="measure nothing: pool the residuals within the arms of these bundles",
+    )
     host = commands.add_parser("host", help="`host prepare host=NAME`: put sources and environment on a GPU host")
     host.add_argument("verb", choices=["prepare"])
     host.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
@@ -126,6 +137,22 @@ def _prepare(options: argparse.Namespace) -> int:
     return EXIT_PASS
 
 
+def _floor(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from harness import floor_making
+    from harness.floor_store import read
+    from harness.settings import compose_config
+
+    config = compose_config(options.overrides)
+    if options.bundles:
+        path = floor_making.from_bundles(options.bundles, (Path.cwd() / config.evidence.root).resolve())
+    else:
+        path = floor_making.make(config, Path.cwd(), Console(stderr=False))
+    print(f"floor {path}\ndigest {read(path)[1].digest}")
+    return EXIT_PASS
+
+
 def _host(options: argparse.Namespace) -> int:
     from harness.host_prepare import prepare_host
     from harness.settings import compose_config
@@ -190,6 +217,7 @@ def _plans(options: argparse.Namespace) -> int:
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "attach": _attach,
     "explain": _explain,
+    "floor": _floor,
     "host": _host,
     "plans": _plans,
     "doctor": _doctor,

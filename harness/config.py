@@ -11,6 +11,7 @@ __all__ = [
     "Config",
     "EngineConfig",
     "EvidenceConfig",
+    "FloorConfig",
     "GateConfig",
     "HostConfig",
     "InterpretationConfig",
@@ -181,6 +182,16 @@ class EvidenceConfig:
 
 
 @dataclass
+class FloorConfig:
+    paths: list[str] = key("sealed A/A floors to interpret the verdict by; G5 takes one of each engine", default=[])
+    search: bool = key(
+        "without floor.paths: take the newest floor under <evidence.root>/floors that fits the plan", default=True
+    )
+    campaigns: int = key("`harness floor`: campaigns to measure; fixed once it runs", default=14)
+    attempts: int = key("`harness floor`: runs after which it gives up; fixed once it runs", default=28)
+
+
+@dataclass
 class Config:
     gate: GateConfig = field(default_factory=GateConfig)
     host: HostConfig = field(default_factory=HostConfig)
@@ -188,6 +199,7 @@ class Config:
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
     rule: RuleConfig = field(default_factory=RuleConfig)
+    floor: FloorConfig = field(default_factory=FloorConfig)
     evidence: EvidenceConfig = field(default_factory=EvidenceConfig)
 
 

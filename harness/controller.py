@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from harness import campaign, canonical, index, settings, transport
+from harness import campaign, canonical, floor_store, index, settings, transport
 from harness.agent.values import Packed, Prepared, pack_document
 from harness.config import Config
 from harness.display import Display
@@ -28,6 +30,7 @@ __all__ = ["PREPARE_S", "Sealed", "attach", "run"]
 
 PREPARE_S = 3600.0  # weights of a large model may be written first
 START_S = 300.0
+NO_FLOOR = "no A/A floor fits: the strict verdict only; `python -m harness floor` makes one"
 PACK_S = 900.0  # the SHA-256 of every raw file
 
 
@@ -39,25 +42,34 @@ class _Order:
     plan: Plan
     prepared: Prepared
     document: bytes | None
+    floors: list[Any]
     link: Transport
     invoked_in: Path
 
 
-def run(config: Config, invoked_in: Path, console: Console) -> Sealed:
-    """Run one campaign to its sealed bundle. UsageError before anything is started."""
+def run(config: Config, invoked_in: Path, console: Console, aa: Mapping[str, Any] | None = None) -> Sealed:
+    """Run one campaign to its sealed bundle. UsageError before anything is started.
+
+    `aa` makes it a campaign of an A/A floor, as `campaign.plan` takes it.
+    """
     root = _root(config, invoked_in)
     with closing(transport.connect(config.host)) as link, Display(console) as display:
         display.note("checking the configuration and preparing weights and prompts")
         document = _document(config, invoked_in)
-        plan, prepared = _plan(config, document, link)
-        display.note(f"candidate against baseline: {'; '.join(plan.difference)}")
+        plan, prepared = _plan(config, document, link, aa)
+        floors = [] if aa is not None else floor_store.choose(config.floor, root, invoked_in, plan)
+        if floors:
+            plan = replace(plan, floor={"digests": [floor["digest"] for floor in floors]})
+        display.note(f"candidate against baseline: {'; '.join(plan.difference) or 'identical arms'}")
+        if aa is None:
+            display.note(f"interpreted by {len(floors)} floor" if floors else NO_FLOOR)
         for reason in plan.unbinding():
             display.note(f"this run will not bind: {reason}")
         name = _unfinished(config, plan, link, root)
         if name is not None:
             display.note(f"attaching to the unfinished run {name} of the same plan")
         else:
-            name = _start(_Order(config, plan, prepared, document, link, invoked_in), display)
+            name = _start(_Order(config, plan, prepared, document, floors, link, invoked_in), display)
         sealed = _finish(config, name, link, display, root)
     _tell(sealed, console, invoked_in)
     return sealed
@@ -96,7 +108,9 @@ def _document(config: Config, invoked_in: Path) -> bytes | None:
     return data
 
 
-def _plan(config: Config, document: bytes | None, link: Transport) -> tuple[Plan, Prepared]:
+def _plan(
+    config: Config, document: bytes | None, link: Transport, aa: Mapping[str, Any] | None
+) -> tuple[Plan, Prepared]:
     """The frozen plan: what was asked for, and what the host says of the subject and of itself."""
     try:
         answer = link.call("prepare", {"config": settings.dump(config)}, timeout_s=PREPARE_S)
@@ -111,8 +125,9 @@ def _plan(config: Config, document: bytes | None, link: Transport) -> tuple[Plan
         gpu=prepared.gpu,
         corpus=prepared.corpus,
         frozen_plan_sha256=None if document is None else canonical.sha256_bytes(document),
+        aa=aa,
     )
-    if not plan.difference:
+    if aa is None and not plan.difference:
         raise UsageError("same-arms", "engine.candidate and engine.baseline are the same; set what the change is")
     if len(plan.difference) > 1 and not plan.stacked:
         raise UsageError(
@@ -156,6 +171,7 @@ def _start(order: _Order, display: Display) -> str:
         "document": None if order.document is None else pack_document(order.document),
         "earlier": index.earlier(root, index.subject_key(plan)),
         "nonce": nonce,
+        "floor": floor_store.packed(order.floors).decode() if order.floors else None,
         "places": places,
     }
     patient = Patient(order.link.where, display.note)

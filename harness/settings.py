@@ -184,6 +184,13 @@ def _check(config: Config) -> None:
     need = "is null, `engine`, or the absolute path of a tokenizer.json on the host"
     _demand(given is None or given == "engine" or given.startswith("/"), "workload.tokenizer", given, need)
     _check_transport(host)
+    _demand(config.floor.campaigns >= 2, "floor.campaigns", config.floor.campaigns, "at least 2 have a variance")
+    _demand(
+        config.floor.attempts >= config.floor.campaigns,
+        "floor.attempts",
+        config.floor.attempts,
+        "must not be below floor.campaigns",
+    )
     _demand(rule.estimator in ("mean", "median"), "rule.estimator", rule.estimator, "is mean or median")
     _demand(rule.order in ("seed", "abba", "fixed"), "rule.order", rule.order, "is seed, abba or fixed")
     most = load.points[gate.concurrencies[0]]

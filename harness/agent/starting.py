@@ -85,6 +85,8 @@ def _write(state: RunState, config: Config, request: Mapping[str, Any]) -> None:
     shutil.copytree(prompts, state.corpus)
     bundle.write_new(state.plan, request["plan"].encode())
     bundle.write_new(state.bundle / "command.json", canonical.dumps({**_places(config), **request["places"]}))
+    if request.get("floor") is not None:
+        bundle.write_new(state.bundle / "floor.json", request["floor"].encode())
     if request["document"] is not None:
         given = state.root / "plans" / GIVEN
         given.parent.mkdir()
