@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,7 +17,7 @@ from harness import canonical
 from harness.errors import HarnessError
 from harness.logratios import AxisKey
 from harness.plan import Plan
-from harness.statistics import satterthwaite
+from harness.statistics import holm, satterthwaite, t_two_sided
 
 __all__ = [
     "ARCHIVED",
@@ -25,17 +25,20 @@ __all__ = [
     "FORMAT",
     "Floor",
     "Spread",
+    "bias_p_values",
     "binding",
     "joined",
     "loads",
     "mismatch",
     "sealed",
+    "settled",
     "spread_of",
 ]
 
 FORMAT = "nvfp4-gates-floor-v1"
 CAMPAIGNS = "aa-campaigns"
 ARCHIVED = "archived-residuals"
+BIAS_LEVEL = 0.05
 FREE_HOST = ("name", "canary_factor", "python")  # what may differ between the floor's host facts and the run's
 FREE_RULE = ("interpretation", "threshold")
 
@@ -46,7 +49,8 @@ class Spread:
 
     `campaign`: mean square of a whole campaign of `pairs` pairs, about 0, so the order's bias is in it. `within`: of
     one pair about its campaign's mean. `bias`: square of the A/A mean beyond its own error; it does not average out
-    over campaigns. `mean`: the A/A mean. `between` is False where the floor cannot know what differs between campaigns.
+    over campaigns. `mean`: the A/A mean. `between` is False where the floor cannot know what differs between
+    campaigns.
     """
 
     campaign: float
@@ -167,6 +171,24 @@ def joined(spreads: Sequence[Spread]) -> Spread:
         pairs=min(item.pairs for item in spreads),
         between=all(item.between for item in spreads),
     )
+
+
+def bias_p_values(spreads: Sequence[Spread], tests: int) -> list[float]:
+    """Whether the order favours an arm: for each axis, Holm's p that the A/A mean is 0, among `tests` hypotheses."""
+    return holm([_bias_p(spread) for spread in spreads], tests)
+
+
+def _bias_p(spread: Spread) -> float:
+    if not spread.between or spread.mean_se == 0:
+        return 1.0 if spread.mean == 0 or not spread.between else 0.0
+    return t_two_sided(spread.mean / spread.mean_se, max(1.0, spread.campaign_df - 1))
+
+
+def settled(group: Mapping[AxisKey, Spread]) -> dict[AxisKey, Spread]:
+    """Axes of one kind and concurrency, which share their legs: a bias of the order that shows on one (5 %, Holm) is
+    taken to be on all, each with the size that it has there; one that shows on none is taken to be none."""
+    biased = any(p < BIAS_LEVEL for p in bias_p_values(list(group.values()), len(group)))
+    return {key: spread if biased else replace(spread, bias=0.0) for key, spread in group.items()}
 
 
 def binding(plan: Plan) -> dict[str, Any]:

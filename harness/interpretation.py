@@ -21,7 +21,7 @@ from harness.logratios import AxisKey, AxisLogs
 from harness.plan import Plan
 from harness.records import Leg
 from harness.rule import Rule, judge
-from harness.statistics import holm, rounded, t_two_sided
+from harness.statistics import holm, rounded
 from harness.weighing import LABELS, Family, Terms, Weighed, label, weigh
 
 __all__ = ["FORMAT", "Comparison", "interpret", "rows"]
@@ -56,12 +56,13 @@ class Comparison:
     @cached_property
     def spreads(self) -> dict[AxisKey, Spread]:
         """What identical arms do, where every floor knows it."""
-        found = {key: [spread for item in self.floors if (spread := item.spread(key)) is not None] for key in self.own}
-        return {
-            key: floors_module.joined(spreads)
-            for key, spreads in found.items()
-            if spreads and len(spreads) == len(self.floors)
-        }
+        kinds = {(axis.concurrency, axis.name): (axis.concurrency, axis.kind) for axis in self.axes}
+        groups: dict[tuple[int, str], dict[AxisKey, Spread]] = {}
+        for key in self.own:
+            spreads = [spread for item in self.floors if (spread := item.spread(key)) is not None]
+            if spreads and len(spreads) == len(self.floors):
+                groups.setdefault(kinds[key], {})[key] = floors_module.joined(spreads)
+        return {key: spread for group in groups.values() for key, spread in floors_module.settled(group).items()}
 
     def family(self, name: str) -> Family:
         return Family(name, self.pairs, len(self.campaigns), len(self.own))
@@ -223,11 +224,8 @@ def _missed(log_ratio: float | None) -> bool:
 
 def _biased(comparison: Comparison) -> list[dict[str, Any]] | None:
     """Axes on which identical arms differ in the mean, since the order favours one; None without a floor."""
-    found = {key: spread for key, spread in comparison.spreads.items() if spread.between and spread.mean_se > 0}
-    p_values = [
-        t_two_sided(spread.mean / spread.mean_se, max(1.0, spread.campaign_df - 1)) for spread in found.values()
-    ]
-    adjusted = holm(p_values, len(comparison.own))
+    found = comparison.spreads
+    adjusted = floors_module.bias_p_values(list(found.values()), len(comparison.own))
     biased = [
         {"concurrency": key[0], "name": key[1], "floor_mean": rounded(spread.mean), "holm_p": rounded(p)}
         for (key, spread), p in zip(found.items(), adjusted, strict=True)
