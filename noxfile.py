@@ -144,6 +144,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session(python=THIS)
+def simulation(session: nox.Session) -> None:
+    """Verdicts on 100,000 simulated pairs of identical arms, and their power; `-- --write` fills docs/simulation.md."""
+    env = _install(session, "dev")
+    session.run("python", "-m", "tests.simulation", *session.posargs, env=env)
+
+
+@nox.session(python=THIS)
 def faults(session: nox.Session) -> None:
     """A simulated day of campaigns with random faults, then one fault at a time against real runs, as a table."""
     env = _install(session, "dev")

@@ -40,7 +40,7 @@ def from_campaigns(plan: Plan, campaigns: Sequence[Campaign], stopping: Mapping[
             "log_ratios": [found[axis.concurrency, axis.name].log_ratio for found in logs],
             "pairs": [list(found[axis.concurrency, axis.name].pairs) for found in logs],
         }
-        for axis in axes_of(plan.concurrencies, plan.gpu)
+        for axis in axes_of(plan.concurrencies, plan.gpu, plan.memory)
     ]
     return _sealed(plan, campaigns, floor.CAMPAIGNS, {"axes": axes, "stopping": dict(stopping)})
 
@@ -56,7 +56,7 @@ def from_residuals(plan: Plan, runs: Sequence[Campaign]) -> dict[str, Any]:
                 _residuals(found.get((arm, axis.concurrency, axis.name), [])) for found in values for arm in "AB"
             ],
         }
-        for axis in axes_of(plan.concurrencies, plan.gpu)
+        for axis in axes_of(plan.concurrencies, plan.gpu, plan.memory)
     ]
     return _sealed(plan, runs, floor.ARCHIVED, {"axes": axes, "stopping": None})
 

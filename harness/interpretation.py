@@ -80,7 +80,7 @@ def interpret(
     terms = Terms.from_json(plan.rule["interpretation"])
     floors, head = _floors(plan, legs, documents, started_utc, terms)
     logs = logratios.campaign_logs(plan, legs)
-    axes = axes_of(plan.concurrencies, plan.gpu, plan.memory)
+    axes = axes_of(plan.measured, plan.gpu, plan.memory)
     comparison = Comparison(axes, [logs], _twins(plan, legs, floors), floors, terms, plan.repetitions)
     found = rows(comparison)
     return {
@@ -95,8 +95,8 @@ def interpret(
         "omnibus": _omnibus(comparison),
         "order_bias": {"axes": _biased(comparison), "first_leg": _first_legs(plan, legs, floors)},
         "variants": _variants(plan, legs, axes),
-        "ttft_modes": [mixtures.ttft_modes(legs, concurrency) for concurrency in plan.concurrencies],
-        "stall_share": [mixtures.stall_share(legs, concurrency) for concurrency in plan.concurrencies],
+        "ttft_modes": [mixtures.ttft_modes(legs, concurrency) for concurrency in plan.measured],
+        "stall_share": [mixtures.stall_share(legs, concurrency) for concurrency in plan.measured],
     }
 
 
@@ -151,7 +151,7 @@ def _cannot_tell(floors: Sequence[Floor]) -> str | None:
 def _twins(plan: Plan, legs: Sequence[Leg], floors: Sequence[Floor]) -> dict[AxisKey, str | None]:
     """The floor was there first: where it saw mean ITL and mean TPOT apart, they stay two numbers."""
     twins: dict[AxisKey, str | None] = {}
-    for axis in axes_of(plan.concurrencies, plan.gpu, plan.memory):
+    for axis in axes_of(plan.measured, plan.gpu, plan.memory):
         single = logratios.one_token_chunks(legs, axis.concurrency)
         single = single and all(item.one_token.get(axis.concurrency, False) for item in floors)
         twins[axis.concurrency, axis.name] = logratios.same_as(axis.name, single)
@@ -239,7 +239,7 @@ def _first_legs(plan: Plan, legs: Sequence[Leg], floors: Sequence[Floor]) -> lis
     first = logratios.first_legs(plan, legs)
     return [
         {"concurrency": c, "log_ratio": first[c], "floor_mean": rounded(_mean_first_leg(floors, c))}
-        for c in plan.concurrencies
+        for c in plan.measured
     ]
 
 

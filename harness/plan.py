@@ -89,6 +89,12 @@ class Plan:
         """Whether memory is measured: not where the servers run already and are not this run's own."""
         return "external" not in self.capabilities
 
+    @property
+    def measured(self) -> tuple[int, ...]:
+        """The concurrencies that have timed legs: all, but in a run that finishes a campaign of a floor."""
+        timed = {leg.concurrency for leg in self.legs if leg.kind == "timed"}
+        return tuple(concurrency for concurrency in self.concurrencies if concurrency in timed)
+
     def arm(self, letter: str) -> Arm:
         return self.candidate if letter == "A" else self.baseline
 

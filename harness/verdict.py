@@ -83,7 +83,7 @@ def _axis_results(plan: Plan, legs: Sequence[Leg], rule: Rule) -> list[AxisResul
                 values.setdefault((leg.arm, leg.concurrency, name), []).append(found.value)
     return [
         judge(axis, values[("A", axis.concurrency, axis.name)], values[("B", axis.concurrency, axis.name)], rule)
-        for axis in axes_module.axes_of(plan.concurrencies, plan.gpu, plan.memory)
+        for axis in axes_module.axes_of(plan.measured, plan.gpu, plan.memory)
     ]
 
 

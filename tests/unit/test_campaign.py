@@ -102,3 +102,12 @@ def test_gpu_memory_is_an_axis_only_where_a_gpu_exists_and_the_engine_uses_it() 
     assert "peak GPU memory: the engine does not compute on the GPU" in on_cpu.unbinding()
     nowhere = campaign.plan(config, capabilities=(*ALL, "gpu"), gpu=False, **arguments)
     assert "peak GPU memory: no NVML device on this host" in nowhere.unbinding()
+
+
+def test_a_campaign_of_a_floor_has_only_the_pairs_that_it_lacks_and_never_binds() -> None:
+    config = compose_config([])
+    arguments = {"subject": {}, "host": {}, "corpus": {}, "frozen_plan_sha256": None, "gpu": False}
+    plan = campaign.plan(config, capabilities=ALL, aa={"campaign": 2, "pairs": [[16, 2]]}, **arguments)
+    assert [leg.name[3:] for leg in plan.legs if leg.kind == "timed"] == ["c16-B-r2", "c16-A-r2"]
+    assert plan.measured == (16,)
+    assert any("A/A floor" in reason for reason in plan.unbinding())
