@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.errors import EXIT_BUG, EXIT_PASS, EXIT_USAGE, EXITS, HarnessError, UsageError
+from harness.errors import EXIT_BUG, EXIT_PASS, EXIT_USAGE, HarnessError, UsageError
 from harness.plans.arguments import add_verbs
 
 __all__ = ["main"]
@@ -44,7 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides")
     run.add_argument("-m", "--multirun", action="store_true", help="one run for every combination of a=x,y")
     verify = commands.add_parser("verify", help="check a bundle's seal and recompute its verdict, offline")
-    verify.add_argument("bundle", type=Path)
+    verify.add_argument("bundle", type=Path, nargs="?", help="folder of a sealed run")
+    verify.add_argument("--single-file", type=Path, metavar="PATH", help="write verify as one file that runs alone")
     explain = commands.add_parser("explain", help="type, unit, default and meaning of a configuration key")
     explain.add_argument("key", nargs="?", default="")
     prepare = commands.add_parser("prepare", help="install what an engine needs: `prepare engine=llama_cpp`")
@@ -103,19 +104,16 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from harness.report.summary import summary
-    from harness.verify import verify
+    if options.single_file is not None:
+        from harness import single_file
 
-    found = verify(options.bundle)
-    if found.outcome == "TAMPERED" or found.verdict is None:
-        print("TAMPERED: this is not the bundle that was sealed")
-        print("\n".join(found.faults))
-        return EXITS["TAMPERED"]
-    print("\n".join(summary(found.verdict)))
-    print(
-        f"digest {found.digest} (compare it with the one its author published: a digest proves integrity, not origin)"
-    )
-    return EXITS[found.outcome]
+        print(f"{single_file.write(options.single_file)}  {options.single_file}")
+        return EXIT_PASS
+    if options.bundle is None:
+        raise UsageError("usage", "which bundle? see `python -m harness verify --help`")
+    from harness import verify_command
+
+    return verify_command.run(options)
 
 
 def _explain(options: argparse.Namespace) -> int:
