@@ -244,6 +244,17 @@ class Producer:
             scales = self.layout(linear)
         return Fp4Matrix(packed, scales, rows, k, global_scale)
 
+    def swiglu(self, gate_up: F32, global_scale: float) -> Fp4Matrix:
+        """silu(gate) * up of `gate_up` (rows, 2 k), quantised."""
+        xp = namespace(gate_up)
+        half = gate_up.shape[1] // 2
+        gate = gate_up[:, :half]
+        values: F32 = xp.exp(-gate)
+        values += 1.0
+        xp.divide(gate, values, out=values)
+        values *= gate_up[:, half:]
+        return self.quantise(values, global_scale)
+
     def layout(self, linear: U8) -> U8:
         """One standalone swizzle, counted."""
         self.standalone_swizzles += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,12 +21,13 @@ DIRECT = "VT_FP4_DIRECT_SF"
 GATE_SEED = 0
 LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 DEFAULTS = {"seed": 0, "max_num_seqs": 32, "max_num_batched_tokens": 2048}
+BACKENDS = ("cpu", "cuda")
 ROOT = Path(__file__).resolve().parents[2]
 WRITTEN_BY = ("nvfp4.py", "serve/tokenizer.py", "serve/weights.py")  # an edit of these makes other weights
 
 
 class Reference:
-    """`engine.options`: seed of the weights, max_num_seqs, max_num_batched_tokens."""
+    """`engine.options`: seed of the weights, max_num_seqs, max_num_batched_tokens, backend (cpu or cuda)."""
 
     name = "reference"
     vocabulary = 1024
@@ -33,21 +35,27 @@ class Reference:
     first_token = 256  # the two-letter pieces: prompts are printable
 
     def __init__(self, options: Mapping[str, Any], cache_dir: Path) -> None:
-        unknown = sorted(options.keys() - DEFAULTS.keys())
+        unknown = sorted(options.keys() - DEFAULTS.keys() - {"backend"})
         if unknown:
-            raise UsageError(
-                "bad-value", f"engine.options.{unknown[0]}: the reference engine takes {', '.join(DEFAULTS)}"
-            )
+            known = ", ".join((*DEFAULTS, "backend"))
+            raise UsageError("bad-value", f"engine.options.{unknown[0]}: the reference engine takes {known}")
+        self._backend = options.get("backend", "cpu")
+        if self._backend not in BACKENDS:
+            raise UsageError("bad-value", f"engine.options.backend={self._backend!r}: must be {' or '.join(BACKENDS)}")
         self._options = {name: _number(options, name, DEFAULTS[name], "engine.options.") for name in DEFAULTS}
         capabilities = {"fp4_plans", "arm_counters", "sequential_proof", "token_ids"}
         gate = {"model_gate"} if self._options["seed"] == GATE_SEED else set()  # its stream was kept for these weights
-        self.capabilities = frozenset(capabilities | gate)
+        gpu = {"gpu"} if self._backend == "cuda" else set()
+        self.capabilities = frozenset(capabilities | gate | gpu)
         sources = [canonical.sha256_file(ROOT / "kernels" / name) for name in WRITTEN_BY]
         made_by = canonical.sha256_bytes(canonical.dumps({"seed": self._options["seed"], "sources": sources}))
         self._weights = cache_dir / "reference" / f"weights-{made_by[:12]}.bin"
 
     def identity(self) -> Mapping[str, Any]:
         import numpy
+
+        if self._backend == "cuda":
+            return {**_gpu_identity(), "numpy": numpy.__version__, "weights_sha256": self._digest()}
 
         from kernels.backends import cpu
         from kernels.plans.settings import Settings
@@ -57,8 +65,11 @@ class Reference:
             "build_id": metadata.build_id,
             "numpy": numpy.__version__,
             "tactics": cpu.CPU_TACTICS.digest,
-            "weights_sha256": canonical.sha256_file(self._weights),
+            "weights_sha256": self._digest(),
         }
+
+    def _digest(self) -> str:
+        return canonical.sha256_file(self._weights)
 
     def prepare(self) -> None:
         from kernels.serve import weights
@@ -95,7 +106,8 @@ class Reference:
         return [item for name, value in values.items() for item in (f"--{name.replace('_', '-')}", str(value))]
 
     def _python(self, module: str) -> list[str]:
-        return [sys.executable, "-m", module, "--model", str(self._weights)]
+        backend = [] if self._backend == "cpu" else ["--backend", self._backend]
+        return [sys.executable, "-m", module, "--model", str(self._weights), *backend]
 
     def _environment(self, arm: Mapping[str, Any], plan: Path | None, read_only: bool) -> dict[str, str]:
         """Every plan setting is named, so that nothing is left to a default or to somebody's shell."""
@@ -106,6 +118,7 @@ class Reference:
             "VT_FP4_PLAN_CACHE": "1",
             "VT_FP4_PERSISTENT_CACHE": "1",
             "VT_FP4_AUTOTUNE_CACHE_READONLY": "1" if read_only else "0",
+            **_inherited(self._backend),
             **{str(name): str(value) for name, value in arm["env"].items()},
         }
         return env if plan is None else {**env, "VT_FP4_AUTOTUNE_CACHE_PATH": str(plan)}
@@ -162,6 +175,33 @@ class Reference:
         skipped = cases["skipped"] + asserted["skipped"] + log.lower().count("skipping")
         failed = cases["failed"] + asserted["failed"]
         return ModelGate(cases["total"], asserted["total"], failed, skipped, int(tokens[1]), int(tokens[2]))
+
+
+def _inherited(backend: str) -> dict[str, str]:
+    """Where a GPU process finds its libraries, which is this machine's affair and no setting of a plan."""
+    wanted = ("NVFP4_GATES_LIBRARIES", "NVFP4_GATES_EXPAND", "LD_LIBRARY_PATH", "CUDA_PATH")
+    names = wanted if backend == "cuda" else ()
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def _gpu_identity() -> dict[str, str]:
+    """The card, the library's build and CuPy's version. No CUDA context is made: this process must not be on the GPU."""
+    from importlib.metadata import distributions
+
+    from kernels.cuda.library import load
+    from kernels.errors import KernelError
+
+    try:
+        library = load()
+    except KernelError as error:
+        raise UsageError(error.code, f"engine.options.backend=cuda: {error.message}") from error
+    cupy = {item.version for item in distributions() if (item.name or "").startswith("cupy")}
+    return {
+        "build_id": library.facts["build_id"],
+        "cupy": " ".join(sorted(cupy)) or "none",
+        "cutlass": library.facts["cutlass_version"],
+        "gpu": library.device.name,
+    }
 
 
 def _number(values: Mapping[str, Any], name: str, default: int, where: str) -> int:

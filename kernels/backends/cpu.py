@@ -12,7 +12,8 @@ import math
 import platform
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,18 @@ import numpy as np
 
 from kernels.build_id import build_id
 from kernels.errors import KernelError, TuningError
-from kernels.nvfp4 import BLOCK, F32, U8, Fp4Matrix, bf16_round, decode_pairs, swizzle, ue4m3_decode, unswizzle
+from kernels.nvfp4 import (
+    BLOCK,
+    F32,
+    U8,
+    Fp4Matrix,
+    Producer,
+    bf16_round,
+    decode_pairs,
+    swizzle,
+    ue4m3_decode,
+    unswizzle,
+)
 from kernels.plans.key import PlanKey
 from kernels.plans.metadata import Metadata
 from kernels.plans.settings import Settings
@@ -149,8 +161,8 @@ class CpuBackend:
     """Runs and times the tactics. `gemms` counts calls of `gemm`, timing apart; `clock` gives seconds, `cancelled` is
     asked before each candidate."""
 
-    tactics = CPU_TACTICS
-    xp = np
+    tactics: TacticSet = CPU_TACTICS
+    xp: Any = np
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, cancelled: Callable[[], bool] = bool) -> None:
         self._clock = clock
@@ -159,7 +171,29 @@ class CpuBackend:
             tactic.id: tactic.run for tactic in CPU_TACTICS.tactics if isinstance(tactic, CpuTactic)
         }
         self.gemms = 0
+        self.capturing = False
         self.failed_candidates: list[str] = []
+
+    def session(self) -> nullcontext[None]:
+        return nullcontext()
+
+    def producer(self, direct: bool) -> Producer:
+        return Producer(direct=direct)
+
+    def on_device(self, matrix: Fp4Matrix) -> Fp4Matrix:
+        return matrix
+
+    def host(self, array: Any) -> Any:
+        return array
+
+    def plan_fields(self, key: PlanKey) -> Mapping[str, Any]:
+        return {}
+
+    def forget_operands(self) -> None:
+        pass
+
+    def memory(self) -> Mapping[str, int]:
+        return {}
 
     def prepare(self, matrix: Fp4Matrix) -> CpuWeight:
         """The weight expanded to float32 once: 4 bytes a value, for speed on a CPU that has no FP4."""

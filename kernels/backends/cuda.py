@@ -107,7 +107,7 @@ class CudaBackend:
             if self.capturing:
                 text = f"{name} of {size} bytes was not reserved before the capture; run the work once before it"
                 raise KernelError("capture-allocates", text)
-            held.append(self.xp.empty(max(size, 1 << 20), dtype=np.uint8))
+            held.append(self.xp.zeros(max(size, 1 << 16), dtype=np.uint8))
         address: int = held[-1].data.ptr
         return address
 
@@ -115,6 +115,9 @@ class CudaBackend:
         """A copy of `matrix` whose arrays lie on the device."""
         packed, scales = self.xp.asarray(matrix.packed), self.xp.asarray(matrix.scales)
         return Fp4Matrix(packed, scales, matrix.rows, matrix.k, matrix.global_scale)
+
+    def host(self, array: Any) -> Any:
+        return array.get() if isinstance(array, self.xp.ndarray) else array
 
     def prepare(self, matrix: Fp4Matrix) -> CudaWeight:
         """The weight on the device, in every form that a runner reads."""
@@ -186,7 +189,7 @@ class CudaBackend:
         with self._captured() as box:
             result = work()
         taken, swizzled = self.gemms - gemms, swizzles() - swizzled
-        self.gemms = gemms
+        self.gemms = gemms  # nothing ran yet
         return Graph(self, box[0], result, taken, swizzled)
 
     def tune(self, key: PlanKey) -> int:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from ctypes import c_int, c_int64, c_void_p
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kernels.cuda.library import Library
+from kernels.cuda.library import GEMM, Library
+from kernels.cuda.units import SOURCES
 from kernels.errors import DeviceError
 from kernels.nvfp4 import Fp4Matrix
 from kernels.tactics import CUTLASS_TACTICS, HOPPER_EXPANDED, TacticFamily, TacticSet
@@ -13,6 +17,7 @@ from kernels.tactics import CUTLASS_TACTICS, HOPPER_EXPANDED, TacticFamily, Tact
 __all__ = ["EXPAND", "CudaWeight", "Runner", "expands", "runners", "tactic_set"]
 
 EXPAND = "NVFP4_GATES_EXPAND"
+FUSED_TACTICS = SOURCES / "hopper_fused" / "tactics.json"
 
 
 class CudaWeight:
@@ -37,7 +42,7 @@ class Scratch(Protocol):
     """Device memory that outlives the call, also in a captured graph."""
 
     def __call__(self, name: str, size: int) -> int:
-        """The address of at least `size` bytes kept under `name`."""
+        """The address of at least `size` bytes kept under `name`, zero when first handed out."""
 
 
 class Runner(Protocol):
@@ -117,6 +122,75 @@ class HopperExpanded(_Cutlass):
         return self._call(tactic, out, operands, alpha, (a.rows, weight.n, weight.k))
 
 
+class HopperFused:
+    """Hopper: packed weights read once and decoded in registers, for small M. The weight is repacked once at load, into
+    as many bytes as it had. DeviceError `no-runner` when the library has no such kernels."""
+
+    def __init__(self, library: Library, scratch: Scratch, stream: int) -> None:
+        self._library = library
+        self._scratch = scratch
+        self._stream = stream
+        self._sms = library.device.multiprocessors
+        function, pointer, integer = library.function, c_void_p, c_int
+        self._packed = function("nvfp4_fused_packed_bytes", integer, integer, result=c_int64)
+        self._pack = function("nvfp4_fused_pack", *(pointer,) * 3, integer, integer, pointer)
+        self._workspace = function("nvfp4_fused_workspace", *(integer,) * 5, result=c_int64)
+        self._run = function("nvfp4_fused_run", integer, *GEMM)
+        self.tactics = fused_tactics()
+        count = function("nvfp4_fused_tactics")()
+        if count != len(self.tactics):
+            text = f"{library.path} has {count} fused tactics, {FUSED_TACTICS.name} describes {len(self.tactics)}"
+            raise DeviceError("stale-library", f"{text}; build it again")
+        self._bytes: dict[tuple[int, int, int, int], int] = {}
+
+    def prepare(self, weight: CudaWeight, xp: Any) -> None:
+        size = self._packed(weight.n, weight.k)
+        if size < 0:
+            return  # not for this shape: its tactics fail and are reported, another runner serves it
+        matrix: Any = weight.matrix
+        packed = xp.empty(size, dtype=xp.uint8)
+        pointers = (matrix.packed.data.ptr, matrix.scales.data.ptr, packed.data.ptr)
+        status = self._pack(*pointers, weight.n, weight.k, self._stream)
+        self._library.check(status, f"packing a weight N={weight.n} K={weight.k}")
+        weight.forms[self.tactics.runner] = packed
+
+    def launch(self, tactic: int, a: Fp4Matrix, weight: CudaWeight, out: int, alpha: int) -> int:
+        shape = (a.rows, weight.n, weight.k)
+        key = (tactic, *shape)
+        size = self._bytes.get(key)
+        if size is None:
+            size = self._bytes[key] = self._workspace(tactic, *shape, self._sms)
+        form = weight.forms.get(self.tactics.runner)
+        if size < 0 or form is None:
+            return 1000
+        # The kernel leaves its counters zero, but where they lie depends on tactic and shape: a buffer for each.
+        workspace = self._scratch(f"fused {key}", size) if size else None
+        packed: Any = a.packed
+        scales: Any = a.scales
+        operands = (packed.data.ptr, form.data.ptr, scales.data.ptr, 0)
+        return self._run(tactic, out, *operands, alpha, *shape, workspace, size, self._sms, self._stream)
+
+
+@dataclass(frozen=True)
+class _Described:
+    """A tactic as the file beside its source describes it."""
+
+    id: int
+    text: str
+
+    @property
+    def descriptor(self) -> str:
+        return f"{self.id}:{self.text};"
+
+
+def fused_tactics() -> TacticSet:
+    """The fused kernels' tactics out of `tactics.json`, whose list is in ABI order."""
+    document = json.loads(FUSED_TACTICS.read_text(encoding="utf-8"))
+    listed = document["tactics"] if isinstance(document, dict) else document
+    texts = [json.dumps(entry, sort_keys=True, separators=(",", ":")) for entry in listed]
+    return TacticSet("hopper_fused_w4a4", 1, tuple(_Described(*numbered) for numbered in enumerate(texts)))
+
+
 def expands(env: Mapping[str, str]) -> bool:
     """NVFP4_GATES_EXPAND: whether Hopper may keep expanded weights (default 1)."""
     value = env.get(EXPAND, "") or "1"
@@ -131,6 +205,8 @@ def runners(library: Library, scratch: Scratch, stream: int, env: Mapping[str, s
     if library.device.capability[0] == 12:
         return (BlockScaled(library, scratch, stream),)
     found: list[Runner] = [HopperExpanded(library, scratch, stream)] if expands(env) else []
+    if FUSED_TACTICS.is_file():
+        found.append(HopperFused(library, scratch, stream))
     if not found:
         text = f"{EXPAND}=0 leaves no kernel for {library.device.name}: expanded weights are what its tactics read"
         raise DeviceError("no-runner", f"{text}; unset it")

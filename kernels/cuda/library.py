@@ -17,10 +17,10 @@ from kernels.cuda.toolchain import cache_root
 from kernels.cuda.units import ARCHITECTURES, source_digest
 from kernels.errors import DeviceError, KernelError
 
-__all__ = ["FOLDER", "Library", "load", "open_library"]
+__all__ = ["FOLDER", "GEMM", "Library", "load", "open_library"]
 
 FOLDER = "NVFP4_GATES_LIBRARIES"
-_GEMM = (*(c_void_p,) * 6, *(c_int,) * 3, c_void_p, c_size_t, c_int, c_void_p)
+GEMM = (*(c_void_p,) * 6, *(c_int,) * 3, c_void_p, c_size_t, c_int, c_void_p)
 _SUPPORT: Mapping[str, tuple[Any, ...]] = {
     "quantise": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_float, c_int, c_int, c_int, c_void_p),
     "swizzle": (c_void_p, c_void_p, c_int, c_int, c_void_p),
@@ -58,7 +58,7 @@ class Library:
 
     def gemm(self, tactic: int) -> Callable[..., int]:
         """`run(d, a, b, sfa, sfb, alpha, m, n, k, ws, ws_bytes, sms, stream)` of a CUTLASS tactic."""
-        return self.function(f"nvfp4_run_{tactic}", *_GEMM)
+        return self.function(f"nvfp4_run_{tactic}", *GEMM)
 
     def workspace(self, tactic: int) -> Callable[..., int]:
         """`bytes(m, n, k, sms)` of a CUTLASS tactic. Only asked with the right device current."""

@@ -23,6 +23,7 @@ from kernels.serve.scheduler import Limits
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m kernels.serve", description="Serve the reference engine.")
     parser.add_argument("--model", type=Path, required=True, help="weights file of `python -m kernels.serve.weights`")
+    parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--max-num-seqs", type=_positive, default=32, help="sequences running at once")
@@ -84,7 +85,7 @@ class _Server(uvicorn.Server):
 
 async def _serve(options: argparse.Namespace) -> None:
     limits = Limits(options.max_num_seqs, options.max_num_batched_tokens, options.max_model_len)
-    engine = Engine(options.model, limits, os.environ)
+    engine = Engine(options.model, limits, os.environ, options.backend)
     with _bind(options.host, options.port) as listener:
         config = uvicorn.Config(
             Application(engine, options.served_model_name),

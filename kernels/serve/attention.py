@@ -20,6 +20,7 @@ class Cache:
     an idle server stays small."""
 
     def __init__(self, xp: Any, *, slots: int, kv_heads: int, head_size: int, positions: int) -> None:
+        self.positions = positions
         self.keys = xp.zeros((slots, kv_heads, head_size, positions), dtype=xp.float32)
         self.values = xp.zeros((slots, kv_heads, positions, head_size), dtype=xp.float32)
 

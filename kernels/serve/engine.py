@@ -6,15 +6,20 @@ import asyncio
 import gc
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kernels.backends.cpu import CPU_TACTICS, CpuBackend, blas_threads, metadata
+from kernels.backends import cpu, cuda
+from kernels.backends.base import Backend
+from kernels.backends.cpu import CpuBackend, blas_threads
+from kernels.backends.cuda import CudaBackend
 from kernels.errors import KernelError
-from kernels.nvfp4 import F32, Producer
+from kernels.nvfp4 import F32
+from kernels.plans.metadata import Metadata
 from kernels.plans.settings import Settings
 from kernels.serve import tokenizer, weights
+from kernels.serve.graphs import DecodeGraphs
 from kernels.serve.model import Decoder
 from kernels.serve.scheduler import Batch, Limits, Piece, Scheduler, Sequence
 from kernels.warmup import PlanRuntime
@@ -49,17 +54,24 @@ class Engine:
     against 6,700 to 8,500 tokens/s on a shared machine.
     """
 
-    def __init__(self, path: Path, limits: Limits, env: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, limits: Limits, env: Mapping[str, str], device: str = "cpu") -> None:
         self.limits = limits
         self._path = path
         self._stopping = threading.Event()
-        self.backend = CpuBackend(cancelled=self._stopping.is_set)
         settings = Settings.from_env(env)
-        self.producer = Producer(direct=settings.direct_sf)
+        self.backend, described = _backend(device, settings, env, self._stopping.is_set)
+        self.producer = self.backend.producer(settings.direct_sf)
         self.runtime = PlanRuntime(
-            settings, metadata(settings), CPU_TACTICS, tune=self.backend.tune, log=log_line, env=env
+            settings,
+            described,
+            self.backend.tactics,
+            tune=self.backend.tune,
+            log=log_line,
+            env=env,
+            plan_fields=self.backend.plan_fields,
         )
         self.model: Decoder | None = None
+        self._graphs: DecodeGraphs | None = None
         self.ready = False
         self.requests_total = 0
         self.prompt_tokens_total = 0
@@ -73,13 +85,17 @@ class Engine:
 
         KernelError `blas-threads` when NumPy was imported before this package limited its BLAS to one thread.
         """
+        with self.backend.session():
+            return self._load()
+
+    def _load(self) -> Decoder:
         threads = blas_threads()
         if threads is not None and threads != 1:
             raise KernelError(
                 "blas-threads", f"the BLAS has {threads} threads; set OPENBLAS_NUM_THREADS=1 and start again"
             )
         drawn = weights.load(self._path)
-        self.model = model = Decoder(drawn, self.limits, self.backend, self.producer, self.runtime.tactic)
+        self.model = model = Decoder(drawn, self.limits, self.backend, self.producer, self._tactic)
         tokens = self.limits.max_num_batched_tokens
         log_line(f"kernels.serve: warming NVFP4 profiles at {tokens} tokens before serving")
         with self.runtime.warmup(tokens, model.shapes()) as scope:
@@ -87,7 +103,13 @@ class Engine:
             scope.complete()
         for failure in self.backend.failed_candidates:
             log_line(f"kernels.serve: failed candidate: {failure}")
+        self.backend.forget_operands()
+        if isinstance(self.backend, CudaBackend):
+            self._graphs = DecodeGraphs(model, self.backend, self.producer, self.limits)
         return model
+
+    def _tactic(self, m: int, n: int, k: int) -> int:
+        return self.runtime.tactic(m, n, k, capturing=self.backend.capturing)
 
     def _warmup_batch(self, tokens: int) -> Batch:
         """One step of exactly `tokens` rows, over as many slots as the longest sequence makes necessary."""
@@ -146,13 +168,19 @@ class Engine:
 
     def _step(self, model: Decoder) -> None:
         batch = self._scheduler.next_batch()
-        sampled = greedy(model.step(batch))
+        with self.backend.session():
+            sampled = greedy(self.logits(model, batch))
         self.prompt_tokens_total += sum(piece.count for piece in batch.prefills)
         for sequence, token in self._scheduler.advance(batch, sampled):
             self.generation_tokens_total += 1
             self._tickets[sequence].events.put_nowait((token, sequence.finish_reason))
             if sequence.finish_reason is not None:
                 del self._tickets[sequence]
+
+    def logits(self, model: Decoder, batch: Batch) -> F32:
+        """One step's logits, out of a graph where there is one for it. Inside the backend's session."""
+        replayed = None if self._graphs is None else self._graphs.run(batch)
+        return model.step(batch) if replayed is None else replayed
 
     def metrics(self) -> str:
         """Prometheus text."""
@@ -169,7 +197,19 @@ class Engine:
             ("generation_tokens_total", "counter", self.generation_tokens_total),
             ("prompt_tokens_total", "counter", self.prompt_tokens_total),
         )
+        if isinstance(self.backend, CudaBackend):
+            values += (("nvfp4_graph_launches_total", "counter", self.backend.graph_launches),)
+        values += tuple((f"nvfp4_gpu_{name}_bytes", "gauge", size) for name, size in self.backend.memory().items())
         return "".join(f"# TYPE {name} {kind}\n{name} {value}\n" for name, kind, value in values)
+
+
+def _backend(
+    device: str, settings: Settings, env: Mapping[str, str], cancelled: Callable[[], bool]
+) -> tuple[Backend, Metadata]:
+    if device == "cpu":
+        return CpuBackend(cancelled=cancelled), cpu.metadata(settings)
+    backend = CudaBackend(env=env, cancelled=cancelled, delay_us=settings.delay_us)
+    return backend, cuda.metadata(settings, backend)
 
 
 def greedy(logits: F32) -> list[int]:

@@ -3,37 +3,48 @@ cache. One call computes one step of the scheduler: all rows together through th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from kernels.backends.base import Backend, PreparedWeight
-from kernels.nvfp4 import F32, Fp4Matrix, Producer, namespace
-from kernels.serve.attention import Cache, decode_attention, prefill_attention
-from kernels.serve.scheduler import Batch, Limits, Piece
+from kernels.backends.base import ActivationProducer, Backend, PreparedWeight
+from kernels.nvfp4 import F32, Fp4Matrix, namespace
+from kernels.serve.attention import Cache, prefill_attention
+from kernels.serve.operations import operations
+from kernels.serve.scheduler import Batch, Limits
 from kernels.serve.weights import PROJECTIONS, Config, Weights
 
 __all__ = ["Decoder", "Linear", "PlanLookup"]
 
 PlanLookup = Callable[[int, int, int], int]
+_Attend = Callable[["_Layer", F32, F32, F32], F32]
 
 
 @dataclass(frozen=True)
 class Linear:
-    """One projection: quantise, look the plan up, multiply. (rows, k) to (rows, n), bfloat16 values as float32."""
+    """One projection: look the plan up, quantise, multiply. (rows, k) to (rows, n), bfloat16 values as float32.
+
+    The plan comes first, so that a miss inside a graph capture is refused before anything is enqueued.
+    """
 
     matrix: Fp4Matrix
     weight: PreparedWeight
     input_scale: float
-    producer: Producer
+    producer: ActivationProducer
     backend: Backend
     tactic: PlanLookup
 
     def __call__(self, values: F32) -> F32:
-        quantised = self.producer.quantise(values, self.input_scale)
-        tactic = self.tactic(quantised.rows, self.weight.n, self.weight.k)
-        product: F32 = self.backend.gemm(tactic, quantised, self.weight)
+        return self._multiply(values, self.producer.quantise)
+
+    def gated(self, gate_up: F32) -> F32:
+        """The projection of silu(gate) * up, of `gate_up` (rows, 2 k)."""
+        return self._multiply(gate_up, self.producer.swiglu)
+
+    def _multiply(self, values: F32, produce: Callable[[F32, float], Fp4Matrix]) -> F32:
+        tactic = self.tactic(len(values), self.weight.n, self.weight.k)
+        product: F32 = self.backend.gemm(tactic, produce(values, self.input_scale), self.weight)
         return product
 
 
@@ -49,12 +60,13 @@ class Decoder:
     """Weights, rotary tables and the KV cache for `limits.max_num_seqs` sequences of `limits.max_model_len` tokens."""
 
     def __init__(
-        self, weights: Weights, limits: Limits, backend: Backend, producer: Producer, tactic: PlanLookup
+        self, weights: Weights, limits: Limits, backend: Backend, producer: ActivationProducer, tactic: PlanLookup
     ) -> None:
         self.config: Config = weights.config
         self._xp = xp = backend.xp
+        self._operations = operations(backend)
         self._embedding: F32 = xp.asarray(weights.tensors["embedding"])
-        self._head: F32 = xp.ascontiguousarray(xp.asarray(weights.tensors["lm_head"]).T)
+        self._head = self._operations.head(xp.asarray(weights.tensors["lm_head"]))
         self._final_norm: F32 = xp.asarray(weights.tensors["final_norm"])
         self._cosine, self._sine = _rotary_tables(xp, self.config, limits.max_model_len)
         self._layers = []
@@ -87,62 +99,65 @@ class Decoder:
         xp = self._xp
         tokens = xp.asarray([token for piece in pieces for token in piece.tokens()])
         positions = xp.concatenate([xp.arange(p.start, p.start + p.count) for p in pieces])
+        hidden = self._forward(tokens, positions, self._attends(batch))
+        ends = accumulate(piece.count for piece in pieces)
+        sampling = [end - 1 for end, piece in zip(ends, pieces, strict=True) if piece.samples]
+        return self._logits(hidden[xp.asarray(sampling, dtype=int)])
+
+    def decode(self, tokens: Any, positions: Any, slots: Any) -> F32:
+        """Logits of one token a row, all arguments arrays (rows): a step that only decodes, without a look at any value
+        on the host, so that it can be captured."""
+        place = self._operations.place(slots, positions)
+
+        def attend(layer: _Layer, queries: F32, keys: F32, values: F32) -> F32:
+            return self._operations.decode(queries, keys, values, layer.cache, place)
+
+        return self._logits(self._forward(tokens, positions, attend))
+
+    def _logits(self, hidden: F32) -> F32:
+        normed = self._operations.norm(hidden, self._final_norm, self.config.epsilon)
+        return self._operations.logits(normed, self._head)
+
+    def _forward(self, tokens: Any, positions: Any, attend: _Attend) -> F32:
+        """The last hidden state (rows, hidden) of `tokens` at `positions`, both arrays (rows)."""
+        norm, epsilon = self._operations.norm, self.config.epsilon
         cosine, sine = self._cosine[positions][:, None], self._sine[positions][:, None]
         hidden: F32 = self._embedding[tokens]
         for layer in self._layers:
-            normed = _norm(hidden, layer.attention_norm, self.config.epsilon)
-            hidden += layer.projections["o"](self._attend(layer, batch, normed, cosine, sine))
-            normed = _norm(hidden, layer.mlp_norm, self.config.epsilon)
-            hidden += layer.projections["down"](_swiglu(layer.projections["gate_up"](normed)))
-        ends = accumulate(piece.count for piece in pieces)
-        sampling = [end - 1 for end, piece in zip(ends, pieces, strict=True) if piece.samples]
-        logits: F32 = _norm(hidden[sampling], self._final_norm, self.config.epsilon) @ self._head
-        return logits
+            attended = self._attention(layer, norm(hidden, layer.attention_norm, epsilon), (cosine, sine), attend)
+            hidden += layer.projections["o"](attended)
+            normed = norm(hidden, layer.mlp_norm, epsilon)
+            hidden += layer.projections["down"].gated(layer.projections["gate_up"](normed))
+        return hidden
 
-    def _attend(self, layer: _Layer, batch: Batch, normed: F32, cosine: F32, sine: F32) -> F32:
+    def _attention(self, layer: _Layer, normed: F32, rotary: tuple[F32, F32], attend: _Attend) -> F32:
         heads, kv_heads, size = self.config.heads, self.config.kv_heads, self.config.head_size
-        packed = layer.projections["qkv"](normed).reshape(len(normed), heads + 2 * kv_heads, size)
-        rotated = _rotate(packed[:, : heads + kv_heads], cosine, sine)
-        queries, keys, values = rotated[:, :heads], rotated[:, heads:], packed[:, heads + kv_heads :]
-        result: F32 = self._xp.empty((len(normed), heads, size), dtype=self._xp.float32)
-        row = 0
-        for piece in batch.pieces:
-            part = slice(row, row + piece.count)
-            layer.cache.store(piece.sequence.slot, piece.start, keys[part], values[part])
-            row += piece.count
-        row = len(batch.decodes)
-        if row:
-            result[:row] = decode_attention(queries[:row], layer.cache, *_slots_and_lengths(batch.decodes))
-        for piece in batch.prefills:
-            part = slice(row, row + piece.count)
-            result[part] = prefill_attention(queries[part], layer.cache, piece.sequence.slot, piece.start)
-            row += piece.count
+        packed = layer.projections["qkv"](normed).reshape(len(normed), -1, size)
+        rotated = _rotate(packed[:, : heads + kv_heads], *rotary)
+        queries, keys = rotated[:, :heads], rotated[:, heads:]
+        result = attend(layer, queries, keys, packed[:, heads + kv_heads : heads + 2 * kv_heads])
+        if self.config.gated:
+            result = result / (1.0 + self._xp.exp(-packed[:, heads + 2 * kv_heads :]))
         return result.reshape(len(normed), heads * size)
 
+    def _attends(self, batch: Batch) -> _Attend:
+        """Attention of a mixed step: decoding rows together, each prompt chunk for itself."""
+        decodes = batch.decodes
+        place = self._operations.place([p.sequence.slot for p in decodes], [p.start for p in decodes])
 
-def _slots_and_lengths(decodes: Sequence[Piece]) -> tuple[list[int], list[int]]:
-    return [piece.sequence.slot for piece in decodes], [piece.start + 1 for piece in decodes]
+        def attend(layer: _Layer, queries: F32, keys: F32, values: F32) -> F32:
+            result: F32 = self._xp.empty(queries.shape, dtype=self._xp.float32)
+            row = len(decodes)
+            if row:
+                result[:row] = self._operations.decode(queries[:row], keys[:row], values[:row], layer.cache, place)
+            for piece in batch.prefills:
+                part = slice(row, row + piece.count)
+                layer.cache.store(piece.sequence.slot, piece.start, keys[part], values[part])
+                result[part] = prefill_attention(queries[part], layer.cache, piece.sequence.slot, piece.start)
+                row += piece.count
+            return result
 
-
-def _norm(values: F32, weight: F32, epsilon: float) -> F32:
-    xp = namespace(values)
-    square = xp.einsum("ij,ij->i", values, values)  # one pass without a squared temporary
-    square *= 1.0 / values.shape[1]
-    square += epsilon
-    result: F32 = values * (1.0 / xp.sqrt(square))[:, None]
-    result *= weight
-    return result
-
-
-def _swiglu(gate_up: F32) -> F32:
-    xp = namespace(gate_up)
-    half = gate_up.shape[1] // 2
-    gate = gate_up[:, :half]
-    result: F32 = xp.exp(-gate)
-    result += 1.0
-    xp.divide(gate, result, out=result)
-    result *= gate_up[:, half:]
-    return result
+        return attend
 
 
 def _rotary_tables(xp: Any, config: Config, positions: int) -> tuple[F32, F32]:

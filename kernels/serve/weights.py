@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.backends.base import ActivationProducer
 from kernels.errors import KernelError
 from kernels.nvfp4 import E2M1_MAX, F32, UE4M3_MAX, Fp4Matrix, Producer, unswizzle
 from kernels.serve.tokenizer import VOCABULARY
@@ -31,7 +32,7 @@ PROJECTIONS = ("qkv", "o", "gate_up", "down")
 
 @dataclass(frozen=True)
 class Config:
-    """The decoder's sizes. A head has 64 values; `max_position` bounds the rotary table."""
+    """The decoder's sizes. A head has 64 values by default; `max_position` bounds the rotary table."""
 
     layers: int = 2
     hidden: int = 256
@@ -42,11 +43,19 @@ class Config:
     vocabulary: int = VOCABULARY
     rotary_base: float = 10000.0
     epsilon: float = 1e-6
+    gated: bool = False  # attention is multiplied by the sigmoid of a gate, which QKV also computes
+
+    @classmethod
+    def wide(cls, layers: int) -> Config:
+        """The four (N, K) of the model that vllm.cpp's gates serve: (14336, 5120), (5120, 6144), (34816, 5120) and
+        (5120, 17408), which are 0.2 GB of packed weights a layer."""
+        sizes = {"hidden": 5120, "heads": 24, "kv_heads": 4, "head_size": 256, "intermediate": 17408}
+        return cls(layers=layers, gated=True, **sizes)
 
     def shape(self, projection: str) -> tuple[int, int]:
         """(N, K) of one packed projection."""
         return {
-            "qkv": ((self.heads + 2 * self.kv_heads) * self.head_size, self.hidden),
+            "qkv": (((2 if self.gated else 1) * self.heads + 2 * self.kv_heads) * self.head_size, self.hidden),
             "o": (self.hidden, self.heads * self.head_size),
             "gate_up": (2 * self.intermediate, self.hidden),
             "down": (self.hidden, self.intermediate),
@@ -61,7 +70,7 @@ class Weights:
     config: Config
     tensors: Mapping[str, NDArray[Any]]
 
-    def matrix(self, layer: int, projection: str, producer: Producer) -> Fp4Matrix:
+    def matrix(self, layer: int, projection: str, producer: ActivationProducer) -> Fp4Matrix:
         """One projection with its scales swizzled: the one-time weight layout, which the producer counts."""
         name = f"layer.{layer}.{projection}"
         n, k = self.config.shape(projection)
@@ -139,9 +148,10 @@ def save(weights: Weights, path: Path) -> None:
     for name, array in arrays.items():
         entries[name] = {"dtype": array.dtype.str, "shape": list(array.shape), "offset": offset}
         offset += -(-array.nbytes // 64) * 64
-    header = (
-        _MAGIC + json.dumps({"config": asdict(weights.config), "tensors": entries}, sort_keys=True).encode() + b"\n"
-    )
+    sizes = asdict(weights.config)
+    if not weights.config.gated:  # an option that came later: without it files keep their bytes
+        del sizes["gated"]
+    header = _MAGIC + json.dumps({"config": sizes, "tensors": entries}, sort_keys=True).encode() + b"\n"
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("wb") as file:
         file.write(header + bytes(-len(header) % 64))
@@ -180,9 +190,10 @@ def _tensor(data: bytes, start: int, entry: Mapping[str, Any]) -> NDArray[Any]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kernels.serve.weights", description="Write the engine's weights.")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--wide-layers", type=int, default=0, help="this many layers of the gates' own (N, K) instead")
     parser.add_argument("file", type=Path)
     options = parser.parse_args(argv)
-    save(draw(options.seed, Config()), options.file)
+    save(draw(options.seed, Config.wide(options.wide_layers) if options.wide_layers else Config()), options.file)
     return 0
 
 

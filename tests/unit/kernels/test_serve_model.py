@@ -114,13 +114,13 @@ def test_the_decoder_is_the_architecture_up_to_the_noise_of_four_bits() -> None:
 def test_the_kept_stream_comes_out_under_every_tactic_and_producer_with_a_wide_margin() -> None:
     for tactic in CPU_TACTICS:
         for direct in (True, False):
-            result = gate.generate(decoder(tactic.id, direct), LIMITS, [gate.PROMPT], 16)[0]
+            result = gate.generate(decoder(tactic.id, direct).step, LIMITS, [gate.PROMPT], 16)[0]
             assert result.tokens == gate.STREAM
             assert result.margin > 0.5
 
 
 def test_both_producers_give_the_same_logits_to_the_bit() -> None:
-    direct, composed = (gate.generate(decoder(0, way), LIMITS, [(3, 4, 5)], 8)[0] for way in (True, False))
+    direct, composed = (gate.generate(decoder(0, way).step, LIMITS, [(3, 4, 5)], 8)[0] for way in (True, False))
     assert direct.logits.tobytes() == composed.logits.tobytes()
 
 
@@ -128,9 +128,9 @@ def test_sequences_that_run_together_in_small_chunks_get_the_logits_they_get_alo
     random = np.random.default_rng(0)
     prompts = [tuple(random.integers(0, 1024, length).tolist()) for length in (1, 30, 100, 7, 64)]
     small = Limits(max_num_seqs=3, max_num_batched_tokens=23, max_model_len=160)
-    together = gate.generate(decoder(limits=small), small, prompts, 4)
+    together = gate.generate(decoder(limits=small).step, small, prompts, 4)
     for prompt, seen in zip(prompts, together, strict=True):
-        alone = gate.generate(decoder(), LIMITS, [prompt], 4)[0]
+        alone = gate.generate(decoder().step, LIMITS, [prompt], 4)[0]
         # A value that rounds to the neighbouring code moves the mean square by 0.1, another context by 1.5.
         assert np.sqrt(np.mean((seen.logits[0] - alone.logits[0]) ** 2)) < 0.3
 
@@ -141,7 +141,7 @@ def test_the_composed_producer_swizzles_at_each_projection_and_the_direct_one_ne
         producer = model.projection(0, "o").producer
         weights = WEIGHTS.config.layers * len(PROJECTIONS)
         assert producer.standalone_swizzles == weights
-        gate.generate(model, LIMITS, [(1, 2, 3)], 5)
+        gate.generate(model.step, LIMITS, [(1, 2, 3)], 5)
         assert producer.standalone_swizzles == weights + (0 if direct else 5 * weights)
 
 
