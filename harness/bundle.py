@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness import canonical
 from harness.errors import HarnessError
@@ -27,12 +28,32 @@ from harness.records import (
     ServerReport,
 )
 
-__all__ = ["DERIVED", "FORMAT", "manifest_bytes", "read_leg", "read_legs", "seal", "seal_bytes", "write_new"]
+__all__ = [
+    "DERIVED",
+    "FORMAT",
+    "SIGNATURES",
+    "derived_names",
+    "manifest_bytes",
+    "members",
+    "read_leg",
+    "read_legs",
+    "seal",
+    "seal_bytes",
+    "write_new",
+]
+
+T = TypeVar("T")
 
 FORMAT = "nvfp4-gates-bundle-v1"
 SEAL = ("manifest.json", "seal.json")
-DERIVED = ("report.md",)  # regenerated and compared by verify; not in the manifest
-MAX_FILE = 1 << 30
+DERIVED = (
+    "report.md",
+    "statement.json",
+    "test-result.json",
+)  # regenerated and compared by verify; only named in the manifest
+DERIVED_AT_FIRST = ("report.md",)  # of a bundle whose manifest names none
+SIGNATURES = "signatures.intoto.jsonl"  # comes after the seal
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # JSON of another shape
 
 
 def write_new(path: Path, data: bytes) -> None:
@@ -48,24 +69,34 @@ def write_new(path: Path, data: bytes) -> None:
     temporary.rename(path)
 
 
-def members(root: Path) -> list[Path]:
-    """Every file of a bundle but the seal and the derived ones, sorted by relative path. A link is `bundle-link`."""
+def members(root: Path, derived: Iterable[str] = DERIVED) -> list[Path]:
+    """Every file of a bundle but seal, derived ones and signatures, by relative path. A link is `bundle-link`."""
+    outside = {*SEAL, *derived, SIGNATURES}
     found: list[Path] = []
     for path in sorted(root.rglob("*"), key=lambda item: item.relative_to(root).as_posix()):
         if path.is_symlink():
             raise HarnessError("bundle-link", f"{path.relative_to(root)} is a link; a bundle holds plain files only")
-        if path.is_file() and path.relative_to(root).as_posix() not in (*SEAL, *DERIVED):
+        if path.is_file() and path.relative_to(root).as_posix() not in outside:
             found.append(path)
     return found
 
 
-def manifest_bytes(root: Path) -> bytes:
-    """`manifest.json` as the files on the disk demand it."""
+def derived_names(manifest: bytes) -> tuple[str, ...] | None:
+    """The derived files that a manifest names; None where it is older than that, or no manifest."""
+    try:
+        names = canonical.loads(manifest, "manifest.json").get("derived")
+    except (HarnessError, AttributeError):
+        return None
+    return tuple(map(str, names)) if isinstance(names, list) else None
+
+
+def manifest_bytes(root: Path, derived: tuple[str, ...] | None = DERIVED) -> bytes:
+    """`manifest.json` as the files on the disk demand it. `derived` None gives the first form, which names none."""
     rows = [
         {"path": path.relative_to(root).as_posix(), "size": path.stat().st_size, "sha256": canonical.sha256_file(path)}
-        for path in members(root)
+        for path in members(root, DERIVED_AT_FIRST if derived is None else derived)
     ]
-    return canonical.dumps({"files": rows})
+    return canonical.dumps({"files": rows} if derived is None else {"derived": sorted(derived), "files": rows})
 
 
 def seal_bytes(manifest: bytes) -> bytes:
@@ -90,7 +121,14 @@ def read_legs(root: Path, plan: Plan) -> list[Leg]:
 
 
 def read_leg(folder: Path, planned: LegPlan) -> Leg:
-    """One leg as values. HarnessError `bad-record` names the file and what it lacks."""
+    """One leg as values. HarnessError `bad-record` names the leg or its file, and what is wrong."""
+    try:
+        return _leg(folder, planned)
+    except MALFORMED as error:
+        raise _malformed(folder.name, error) from error
+
+
+def _leg(folder: Path, planned: LegPlan) -> Leg:
     head = _json(folder / "leg.json")
     before, after = _json(folder / "host-before.json"), _json(folder / "host-after.json")
     plans = _json(folder / "plans.json")
@@ -103,9 +141,9 @@ def read_leg(folder: Path, planned: LegPlan) -> Leg:
         concurrency=planned.concurrency,
         repetition=planned.repetition,
         exit=str(head.get("exit")),
-        requests=tuple(RequestRecord.from_json(row) for row in _lines(folder / "requests.jsonl.gz")),
+        requests=tuple(_rows(folder / "requests.jsonl.gz", RequestRecord.from_json)),
         load=_optional(LoadReport.from_json, head.get("load")),
-        memory=tuple(MemorySample.from_json(row) for row in _lines(folder / "memory.jsonl")),
+        memory=tuple(_rows(folder / "memory.jsonl", MemorySample.from_json)),
         mem_baseline_kib=before.get("mem_available_kib"),
         cache_before=_optional(CacheDrop.from_json, before.get("cache_drop")),
         cache_after=_optional(CacheDrop.from_json, after.get("cache_drop")),
@@ -115,7 +153,7 @@ def read_leg(folder: Path, planned: LegPlan) -> Leg:
         arm_proof=_optional(ArmProof.from_json, head.get("arm_proof")),
         server=_optional(ServerReport.from_json, head.get("server")),
         model_gate=_optional(ModelGate.from_json, head.get("model_gate")),
-        texts=tuple(str(row["text"]) for row in _lines(folder / "texts.jsonl")),
+        texts=tuple(_rows(folder / "texts.jsonl", lambda row: str(row["text"]))),
         gpu_before=_optional(GpuLook.from_json, before.get("gpu")),
         gpu_after=_optional(GpuLook.from_json, after.get("gpu")),
         canary_before=_optional(Canary.from_json, before.get("canary")),
@@ -132,10 +170,23 @@ def _json(path: Path) -> dict[str, Any]:
     """A JSON object, or an empty one where the leg has no such file."""
     if not path.exists():
         return {}
-    document = canonical.loads(path.read_bytes(), path.name)
+    document = canonical.loads(path.read_bytes(), f"{path.parent.name}/{path.name}")
     if not isinstance(document, dict):
         raise HarnessError("bad-record", f"{path.parent.name}/{path.name} is not a JSON object")
     return document
+
+
+def _rows(path: Path, parse: Callable[[Any], T]) -> Iterator[T]:
+    """Each line as a value. HarnessError `bad-record` names the file and the line that has another shape."""
+    for number, row in enumerate(_lines(path), 1):
+        try:
+            yield parse(row)
+        except MALFORMED as error:
+            raise _malformed(f"{path.parent.name}/{path.name} line {number}", error) from error
+
+
+def _malformed(where: str, error: Exception) -> HarnessError:
+    return HarnessError("bad-record", f"{where} is not a record of this format: {type(error).__name__} {error}")
 
 
 def _lines(path: Path) -> Iterable[Any]:
@@ -146,6 +197,6 @@ def _lines(path: Path) -> Iterable[Any]:
     if path.suffix == ".gz":
         try:
             data = gzip.decompress(data)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise HarnessError("bad-record", f"{name} is not a whole gzip file: {error}") from error
     return canonical.loads_lines(data, name)

@@ -9,9 +9,9 @@ from typing import Any
 
 from harness import bundle, canonical, index, journal, keeper, verify
 from harness.agent.values import Packed
+from harness.derived import derived
 from harness.errors import EXITS, HarnessError, UsageError
 from harness.plan import Plan
-from harness.report import markdown
 from harness.transport.base import Transport
 
 __all__ = ["Sealed", "seal_run"]
@@ -72,7 +72,7 @@ def _seal(name: str, packed: Packed, raw: Path, root: Path) -> Sealed:
     verdict = verify.assess(work)
     bundle.write_new(work / "verdict.json", canonical.dumps(verdict))
     digest = bundle.seal(work)
-    for file, data in markdown.derived(work, verdict).items():
+    for file, data in derived(work, verdict, digest).items():
         bundle.write_new(work / file, data)
     work.rename(final)
     shutil.rmtree(raw.parent, ignore_errors=True)

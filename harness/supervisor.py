@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from harness import bundle, canonical, keeper, lease, ports, settings, verdict
+from harness import bundle, keeper, lease, ports, settings, verdict, witnesses
 from harness.context import Context
 from harness.engines import registry
 from harness.errors import EXIT_BUG, EXIT_PASS, EXIT_VOID, HarnessError
@@ -98,7 +98,7 @@ class Supervisor:
                 self._check_ground(context, booted)
                 self._await_idle_gpu(plan)
                 run_leg(context, leg)
-                self._journal.write("leg", leg=leg.name, leg_sha256=self._leg_digest(leg))
+                self._journal.write("leg", leg=leg.name, files=self._files("legs", leg.name))
                 self._judge(plan, leg)
         except HarnessError as error:
             self._void(error.code, where, error.message)
@@ -128,7 +128,7 @@ class Supervisor:
         left = [f"port {self._config.host.port} is open"] if ports.owner(self._config.host.port) else []
         self._ballast.unlink(missing_ok=True)
         woken = keeper.wake(self._state.root)
-        self._journal.write("end", boot_id=self._boot_id(), left_behind=left, keeper_woken=woken)
+        self._journal.write("end", boot_id=self._boot_id(), left_behind=left, keeper_woken=woken, files=self._files())
         self.tell({"phase": "done"})
 
     @property
@@ -227,8 +227,9 @@ class Supervisor:
             return self._config.gate.sequential_requests
         return self._config.workload.points[leg.concurrency] if leg.concurrency is not None else 0
 
-    def _leg_digest(self, leg: LegPlan) -> str:
-        return canonical.sha256_file(self._state.bundle / "legs" / leg.name / "leg.json")
+    def _files(self, *folder: str) -> dict[str, str]:
+        """SHA-256 of each file in a folder of the bundle, so that the journal's chain holds the files, too."""
+        return witnesses.of_folder(self._state.bundle.joinpath(*folder))
 
 
 def _ask_gpu() -> probe.GpuAnswer:

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import bundle, canonical, journal, verdict
+from harness import bundle, canonical, journal, verdict, witnesses
+from harness.derived import derived
 from harness.errors import HarnessError, UsageError
 from harness.plan import Plan
 from harness.records import Check
-from harness.report import markdown
 
 __all__ = ["Verification", "assess", "verify"]
+
+# What reading files of another shape may raise; anything else is a bug of ours.
+UNREADABLE = (*bundle.MALFORMED, AssertionError, HarnessError, OSError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -67,22 +70,24 @@ def verify(root: Path) -> Verification:
     if faults:
         return Verification("TAMPERED", digest, tuple(faults), None)
     try:
+        if faults := witnesses.faults(root, journal.parse((root / "journal.jsonl").read_bytes())):
+            return Verification("TAMPERED", digest, tuple(faults), None)
         recomputed = assess(root)
-    except (HarnessError, KeyError, TypeError, ValueError) as error:
-        return Verification("TAMPERED", digest, (f"the raw files cannot be read again: {error}",), None)
-    faults = _derived_faults(root, recomputed)
+        faults = _derived_faults(root, recomputed, digest)
+    except UNREADABLE as error:
+        return Verification("TAMPERED", digest, (f"the raw files cannot be read again: {error!s}",), None)
     return Verification("TAMPERED" if faults else recomputed["outcome"], digest, tuple(faults), recomputed)
 
 
 def _seal_faults(root: Path) -> list[str]:
     """What disagrees between the seal, the manifest and the files. Three witnesses tell which one was altered."""
-    try:
-        rebuilt = bundle.manifest_bytes(root)
-    except HarnessError as error:
-        return [error.message]
     manifest_path = root / "manifest.json"
     stored = manifest_path.read_bytes() if manifest_path.is_file() else b""
     seal = (root / "seal.json").read_bytes()
+    try:
+        rebuilt = _rebuilt(root, stored, seal)
+    except HarnessError as error:
+        return [error.message]
     if seal == bundle.seal_bytes(stored):
         return _file_faults(root, stored, rebuilt)
     if rebuilt == stored:
@@ -90,6 +95,16 @@ def _seal_faults(root: Path) -> list[str]:
     if seal == bundle.seal_bytes(rebuilt):
         return ["manifest.json: differs from the files, which agree with the seal"]
     return ["manifest.json: its digest is not the one in seal.json", *_file_faults(root, stored, rebuilt)]
+
+
+def _rebuilt(root: Path, stored: bytes, seal: bytes) -> bytes:
+    """The manifest that the files demand. One that was altered need not say which are derived, so the seal decides."""
+    named = bundle.derived_names(stored)
+    for names in (named, bundle.DERIVED, None):
+        rebuilt = bundle.manifest_bytes(root, names)
+        if seal == bundle.seal_bytes(rebuilt):
+            return rebuilt
+    return bundle.manifest_bytes(root, named)
 
 
 def _file_faults(root: Path, stored: bytes, rebuilt: bytes) -> list[str]:
@@ -111,14 +126,17 @@ def _file_faults(root: Path, stored: bytes, rebuilt: bytes) -> list[str]:
     return faults or ["manifest.json: is not canonical"]
 
 
-def _derived_faults(root: Path, recomputed: dict[str, Any]) -> list[str]:
+def _derived_faults(root: Path, recomputed: dict[str, Any], digest: str) -> list[str]:
     faults = []
     if (root / "verdict.json").read_bytes() != canonical.dumps(recomputed):
         faults.append("verdict.json: is not what the raw files give")
-    for name, data in markdown.derived(root, recomputed).items():
+    known = derived(root, recomputed, digest)
+    for name in bundle.derived_names((root / "manifest.json").read_bytes()) or bundle.DERIVED_AT_FIRST:
         path = root / name
-        if not path.is_file():
+        if name not in known:
+            faults.append(f"{name}: named as derived, but this version of verify cannot make it; take a newer one")
+        elif not path.is_file():
             faults.append(f"{name}: missing")
-        elif path.read_bytes() != data:
+        elif path.read_bytes() != known[name]:
             faults.append(f"{name}: is not what the verdict gives")
     return faults

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import bundle, campaign, canonical, verify
+from harness import bundle, campaign, canonical, verify, witnesses
 from harness.config import Config
+from harness.derived import derived
 from harness.journal import Journal
 from harness.plan import LegPlan, Plan, partition, prompts_digest
 from harness.records import (
@@ -27,7 +28,6 @@ from harness.records import (
     RequestRecord,
     SamplerReport,
 )
-from harness.report import markdown
 from harness.settings import compose_config
 
 ALL = ("arm_counters", "fp4_plans", "model_gate", "sequential_proof", "token_ids")
@@ -176,13 +176,13 @@ def write_bundle(root: Path, plan: Plan, legs: Sequence[Leg], *, drained: int = 
     journal.write("start", boot_id="boot", lease={"since": "now", "token": "1"}, earlier=[], nonce="00")
     for leg in legs:
         write_leg(root / "legs" / leg.name, leg)
-        journal.write("leg", leg=leg.name)
-    journal.write("end", boot_id="boot", left_behind=[])
+        journal.write("leg", leg=leg.name, files=witnesses.of_folder(root / "legs" / leg.name))
+    journal.write("end", boot_id="boot", left_behind=[], files=witnesses.of_folder(root))
     bundle.write_new(root / "keeper.json", canonical.dumps({"phase": "released", "drained": drained}))
     verdict = verify.assess(root)
     bundle.write_new(root / "verdict.json", canonical.dumps(verdict))
-    bundle.seal(root)
-    for name, data in markdown.derived(root, verdict).items():
+    digest = bundle.seal(root)
+    for name, data in derived(root, verdict, digest).items():
         bundle.write_new(root / name, data)
     return root
 
