@@ -108,6 +108,14 @@ def remote(session: nox.Session) -> None:
 
 
 @nox.session(python=THIS)
+def many_hosts(session: nox.Session) -> None:
+    """Sweeps on a real Ray cluster (head, two workers) and, where it is installed, Slurm. About four minutes."""
+    env = _install(session, "dev", "ray", "slurm")
+    session.run("python", "-m", "pytest", "-q", "tests/unit/harness/test_sweep.py", env=env)
+    session.run("python", "-m", "tests.many_hosts", *session.posargs, env=env)
+
+
+@nox.session(python=THIS)
 def g4_component(session: nox.Session) -> None:
     """Gate G4. Overrides after `--`; `--require-pass` makes a FAIL fail the session."""
     require = "--require-pass" in session.posargs
