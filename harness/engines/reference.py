@@ -185,7 +185,7 @@ def _inherited(backend: str) -> dict[str, str]:
 
 
 def _gpu_identity() -> dict[str, str]:
-    """The card, the library's build and CuPy's version. No CUDA context is made: this process must not be on the GPU."""
+    """The card, the library's build and CuPy's version. No CUDA context is made: this process stays off the GPU."""
     from importlib.metadata import distributions
 
     from kernels.cuda.library import load
