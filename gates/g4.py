@@ -14,7 +14,15 @@ from gates import servers, telemetry
 from harness.plan import Plan, partition, prompts_digest
 from harness.records import Check, Leg
 
-__all__ = ["PLAN_CONTROL", "checks", "leg_checks"]
+__all__ = [
+    "PLAN_CONTROL",
+    "checks",
+    "leg_checks",
+    "same_model_gates",
+    "same_plans",
+    "sequential_equality",
+    "structure",
+]
 
 PLAN_CONTROL = "plan-"  # checks with this prefix make up the plan-control verdict
 MIN_SAMPLES = 2
@@ -23,15 +31,15 @@ LAGS_UNKNOWN = "vllm_bench"  # this client does not measure how late its loop is
 
 def checks(plan: Plan, legs: Sequence[Leg]) -> list[Check]:
     """Every validity check of the gate, passed or not, in the order a reader wants them."""
-    found = list(_structure(plan, legs))
+    found = list(structure(plan, legs))
     for leg in legs:
         found += leg_checks(plan, leg)
     found += [*_arms_comparable(legs), *telemetry.checks(plan, legs), *servers.checks(plan, legs)]
     if "fp4_plans" in plan.capabilities:
-        found += _same_plans(plan, legs)
+        found += same_plans(plan, legs)
     if any(leg.kind == "model-gate" for leg in plan.legs):
-        found += _same_model_gates(legs)
-    found += _sequential_equality(plan, legs)
+        found += same_model_gates(legs)
+    found += sequential_equality(plan, legs)
     return found
 
 
@@ -60,7 +68,7 @@ def _equal(code: str, where: str, seen: object, required: object) -> Check:
     return _check(code, where, seen, required, seen == required)
 
 
-def _structure(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
+def structure(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
     planned, seen = [leg.name for leg in plan.legs], [leg.name for leg in legs]
     missing = [name for name in planned if name not in seen]
     yield _check(
@@ -197,7 +205,7 @@ def _frozen_plans(leg: Leg) -> Iterator[Check]:
         yield _equal("plan-document", leg.name, leg.plan_sha256[1], leg.plan_sha256[0])
 
 
-def _same_plans(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
+def same_plans(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
     """One frozen document, the planned one where it was given, and one map in every process after the seed."""
     frozen = [leg for leg in legs if leg.kind != "seed"]
     yield _single("plan-map", (leg.plans.map_sha256 for leg in frozen if leg.plans), _map_difference(frozen))
@@ -241,7 +249,7 @@ def _model_gate(leg: Leg) -> Check:
     return _check("model-gate", leg.name, seen, "0 failed, 0 skipped, every token exact", good)
 
 
-def _same_model_gates(legs: Sequence[Leg]) -> Iterator[Check]:
+def same_model_gates(legs: Sequence[Leg]) -> Iterator[Check]:
     gates = [leg for leg in legs if leg.kind == "model-gate"]
     shapes = {(leg.model_gate.cases, leg.model_gate.assertions, leg.model_gate.of) for leg in gates if leg.model_gate}
     yield _check(
@@ -264,7 +272,7 @@ def _sequential_counts(plan: Plan, leg: Leg) -> Check:
     )
 
 
-def _sequential_equality(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
+def sequential_equality(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
     """The same prompts, one at a time: the arms must agree token for token when the shapes are the same."""
     if not any(item.kind == "sequential" for item in plan.legs):
         return

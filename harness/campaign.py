@@ -112,6 +112,12 @@ def legs(config: Config, capabilities: Sequence[str], pairs: Sequence[Sequence[i
         found += [(f"model-gate-{arm}", "model-gate", arm, None, None) for arm in "AB"]
     if "sequential_proof" in capabilities and config.gate.sequential_requests:
         found += [(f"sequential-{arm}", "sequential", arm, 1, 1) for arm in "AB"]
+    if config.gate.name == "g2":
+        if "sequential_proof" in capabilities and config.gate.sequential_requests:
+            found += [(f"concurrent-{arm}", "concurrent", arm, config.gate.sequential_requests, 1) for arm in "AB"]
+        count = config.gate.replays if "fp4_plans" in capabilities else 0
+        found += [(f"replay-{number + 1}", "replay", "AB"[number % 2], None, None) for number in range(count)]
+        return [LegPlan(f"{number:02d}-{leg[0]}", *leg[1:]) for number, leg in enumerate(found)]
     for concurrency in config.gate.concurrencies:
         for arm, repetition in leg_order(config.rule.order, config.gate.repetitions):
             if pairs is None or [concurrency, repetition] in [list(pair) for pair in pairs]:
@@ -129,6 +135,8 @@ def _not_applicable(config: Config, capabilities: Sequence[str], gpu: bool) -> l
         found += [NotApplicable(*text) for text in ELSEWHERE]
     if config.client.name == "vllm_bench":
         found.append(NotApplicable("client lag", "the vLLM client does not measure how late its loop is"))
+    if config.gate.name == "g2":
+        return found
     if not gpu or "gpu" not in capabilities:
         reason = "the engine does not compute on the GPU" if gpu else "no NVML device on this host"
         found.append(NotApplicable("peak GPU memory", reason))

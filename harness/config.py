@@ -32,13 +32,14 @@ def key(meaning: str, *, unit: str = "", default: Any = "???") -> Any:
 
 @dataclass
 class GateConfig:
-    name: str = key("which gate's demands apply: g4")
+    name: str = key("which gate's demands apply: g2 or g4")
     concurrencies: list[int] = key("closed-loop concurrencies, in the order they are run", unit="requests in flight")
     repetitions: int = key("pairs of legs per concurrency")
     model_gate: bool = key("run the engine's own model gate for both arms first", default=True)
     sequential_requests: int = key(
         "prompts sent one at a time to each arm for the same-shape proof; 0 = none", unit="requests", default=6
     )
+    replays: int = key("g2: fresh processes that must load the frozen plan alike, arms alternating", default=0)
     stacked: bool = key("allow the arms to differ in more than one lever", default=False)
 
 

@@ -39,9 +39,7 @@ def run_leg(context: Context, leg: LegPlan) -> None:
     folder.mkdir(parents=True)
     context.deadline = watchdog.Deadline(context.config.client.leg_deadline_s)
     context.tell({"phase": "starting", "name": leg.name})
-    {"seed": _seed, "model-gate": _model_gate, "sequential": _sequential, "timed": _timed}[leg.kind](
-        context, leg, folder
-    )
+    RUNNERS[leg.kind](context, leg, folder)
 
 
 def _write(folder: Path, name: str, value: Any) -> None:
@@ -210,13 +208,14 @@ def _await_end(context: Context, owned: Owned, limit_s: float, what: str) -> Non
 
 
 def _sequential(context: Context, leg: LegPlan, folder: Path) -> None:
-    """The first partition's prompts one at a time: same shapes in both arms, so the tokens must be the same."""
+    """The first partition's prompts, one at a time (the same shapes in both arms, so the tokens must be the same) or
+    all at once."""
     before = _frozen_sha(context)
     prompts = context.state.corpus / f"{partition(context.plan.concurrencies[0], 1)}.jsonl"
     rows = prompts.read_bytes().splitlines(keepends=True)[: context.config.gate.sequential_requests]
     few = context.state.root / f"{leg.name}.prompts.jsonl"
     few.write_bytes(b"".join(rows))
-    series = Series(few, concurrency=1, warmups=0, keep_text=True)
+    series = Series(few, concurrency=1 if leg.kind == "sequential" else len(rows), warmups=0, keep_text=True)
     address = _attached(context, leg)
     if address is not None:
         load = run_series(context, series, None, folder, address)
@@ -226,6 +225,15 @@ def _sequential(context: Context, leg: LegPlan, folder: Path) -> None:
         load = run_series(context, series, owned, folder)
     _write_plans(context, leg, folder, before)
     _write(folder, "leg.json", _leg_head(context, leg, owned, load=load))
+
+
+def _replay(context: Context, leg: LegPlan, folder: Path) -> None:
+    """A fresh read-only process that gives its one completion of readiness and ends."""
+    before = _frozen_sha(context)
+    with _server(context, leg, folder) as owned:
+        pass
+    _write_plans(context, leg, folder, before)
+    _write(folder, "leg.json", _leg_head(context, leg, owned))
 
 
 def _timed(context: Context, leg: LegPlan, folder: Path) -> None:
@@ -303,3 +311,13 @@ def _await_memory(context: Context, folder: Path, baseline: int | None) -> dict[
     lowest = min((row["mem_available_kib"] for row in rows if row["mem_available_kib"] is not None), default=None)
     drop = None if baseline is None or lowest is None else baseline - lowest
     return host.wait_returned(baseline, drop, context.config.host.memory_return_timeout_s).to_json()
+
+
+RUNNERS = {
+    "seed": _seed,
+    "model-gate": _model_gate,
+    "sequential": _sequential,
+    "concurrent": _sequential,
+    "replay": _replay,
+    "timed": _timed,
+}

@@ -151,13 +151,14 @@ class PlanReport:
     selected: tuple[tuple[int, int, int, int], ...]  # (M bucket, N, K, tactic), sorted
     map_sha256: str
     faults: tuple[str, ...] = ()  # lines with a plan-cache prefix that this project does not expect
+    tuning: Mapping[str, int] | None = None  # candidates, warmups, delays and timed launches, where they are counted
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "selected": [list(row) for row in self.selected], "faults": list(self.faults)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PlanReport:
-        values = _known(cls, data, "a plan report")
+        values = _known(cls, {"tuning": None, **data}, "a plan report")
         values.update(
             selected=tuple((int(m), int(n), int(k), int(tactic)) for m, n, k, tactic in values["selected"]),
             faults=tuple(values["faults"]),
@@ -323,9 +324,9 @@ class SamplerReport:
 
 @dataclass(frozen=True)
 class Leg:
-    """Everything one server process left behind. `kind` is seed, model-gate, sequential or timed.
+    """Everything one server process left behind. `kind` is seed, model-gate, sequential, concurrent, replay or timed.
 
-    `texts` are the completions of a sequential proof, in prompt order. A part that this kind of leg does not have, or
+    `texts` are the completions of a sequential or concurrent proof, in prompt order. A part that this kind of leg does not have, or
     that the engine cannot give, is None.
     """
 

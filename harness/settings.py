@@ -153,7 +153,8 @@ def _demand(good: bool, name: str, value: object, need: str) -> None:
 def _check(config: Config) -> None:
     """Relations that types cannot say."""
     gate, host, load, rule = config.gate, config.host, config.workload, config.rule
-    _demand(gate.name == "g4", "gate.name", gate.name, "the gates built so far are: g4")
+    _demand(gate.name in ("g2", "g4"), "gate.name", gate.name, "the gates built so far are: g2, g4")
+    _demand(gate.replays >= 0, "gate.replays", gate.replays, "must not be negative")
     _demand(bool(gate.concurrencies), "gate.concurrencies", gate.concurrencies, "at least one concurrency is needed")
     for concurrency in gate.concurrencies:
         _demand(concurrency in load.points, "workload.points", load.points, f"concurrency {concurrency} has no count")

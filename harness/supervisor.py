@@ -223,7 +223,7 @@ class Supervisor:
         }
 
     def _requests(self, leg: LegPlan) -> int:
-        if leg.kind == "sequential":
+        if leg.kind in ("sequential", "concurrent"):
             return self._config.gate.sequential_requests
         return self._config.workload.points[leg.concurrency] if leg.concurrency is not None else 0
 

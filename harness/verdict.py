@@ -7,7 +7,7 @@ from dataclasses import asdict
 from fractions import Fraction
 from typing import Any
 
-from gates import g4, servers
+from gates import g2, g4, servers
 from harness import axes as axes_module
 from harness.interpretation import interpret
 from harness.plan import Plan
@@ -17,8 +17,9 @@ from harness.rule import AxisResult, Rule, decimal_text, judge
 __all__ = ["FORMAT", "compute", "leg_checks"]
 
 FORMAT = "nvfp4-gates-verdict-v1"
-GATES: Mapping[str, Callable[[Plan, Sequence[Leg]], list[Check]]] = {"g4": g4.checks}
+GATES: Mapping[str, Callable[[Plan, Sequence[Leg]], list[Check]]] = {"g2": g2.checks, "g4": g4.checks}
 LEG_GATES: Mapping[str, Callable[[Plan, Leg], list[Check]]] = {"g4": g4.leg_checks}
+VOIDING: Mapping[str, frozenset[str]] = {"g2": g2.VOIDING}  # gates of checks: what else fails is a FAIL
 
 
 def compute(
@@ -35,6 +36,8 @@ def compute(
     An invalid measurement is VOID and carries no axis: no number of it may be quoted.
     """
     checks = [*run_checks, *GATES[plan.gate](plan, legs)]
+    if plan.gate in VOIDING:
+        return _by_checks(plan, checks, len(run_checks))
     rule = Rule.from_json(plan.rule)
     results = _axis_results(plan, legs, rule) if all(check.ok for check in checks) else []
     checks += [_null_check(result) for result in results if result.candidate is None or result.baseline is None]
@@ -62,6 +65,33 @@ def compute(
     return {**found, "interpretation": interpretation} if "interpretation" in plan.rule else found
 
 
+def _by_checks(plan: Plan, checks: Sequence[Check], of_the_run: int) -> dict[str, Any]:
+    """A gate without axes: a failed check is a FAIL, but for those that say that the run itself was not whole."""
+    failed = [(check, number < of_the_run or check.code in VOIDING[plan.gate]) for number, check in enumerate(checks)]
+    failed = [(check, voids) for check, voids in failed if not check.ok]
+    void = sorted({check.code for check, voids in failed if voids})
+    outcome = "VOID" if void else "FAIL" if failed else "PASS"
+    unbinding = plan.unbinding()
+    found = {
+        "format": FORMAT,
+        "outcome": outcome,
+        "binding": not unbinding and not void,
+        "not_binding_because": unbinding,
+        "void": void,
+        "failed": sorted({check.code for check, _ in failed}),
+        "checks": [asdict(check) for check in checks],
+        "rule": dict(plan.rule),
+        "axes": [],
+        "counts": _counts([]),
+        "plan_control": _plan_control(plan, checks),
+        "component": outcome,
+        "not_applicable": [asdict(item) for item in plan.not_applicable],
+        "totals": _totals([]),
+        "diagnostics": {"equal_texts": []},
+    }
+    return {**found, "interpretation": None} if "interpretation" in plan.rule else found
+
+
 def _engine(plan: Plan, legs: Sequence[Leg]) -> dict[str, Any]:
     """What the arms' servers say they are, and in what they differ; nothing for engines that say nothing."""
     if servers.SAYS not in plan.capabilities:
@@ -71,8 +101,8 @@ def _engine(plan: Plan, legs: Sequence[Leg]) -> dict[str, Any]:
 
 
 def leg_checks(plan: Plan, leg: Leg) -> list[Check]:
-    """The plan's gate on one finished leg, so that a run which is void already goes no further."""
-    return LEG_GATES[plan.gate](plan, leg)
+    """The plan's gate on one finished leg, so that a run which is void already goes no further. Gates of checks go on."""
+    return LEG_GATES[plan.gate](plan, leg) if plan.gate in LEG_GATES else []
 
 
 def _axis_results(plan: Plan, legs: Sequence[Leg], rule: Rule) -> list[AxisResult]:

@@ -111,7 +111,9 @@ def good_leg(planned: LegPlan, plan: Plan, *, scale: float = 1.0) -> Leg:
     if planned.kind == "model-gate":
         return replace(base, model_gate=ModelGate(4, 20, 0, 0, 16, 16))
     base = replace(base, arm_proof=ArmProof(True, "0 swizzles", "0 swizzles"))
-    if planned.kind == "sequential":
+    if planned.kind == "replay":
+        return base
+    if planned.kind in ("sequential", "concurrent"):
         records = tuple(request(index, index * 100 * MS) for index in range(2))
         return replace(base, requests=records, texts=("ab", "cd"), load=load_report(1, 2))
     return replace(_timed(base, plan, scale), repetition=planned.repetition)

@@ -145,6 +145,7 @@ class Reference:
             selected=tuple(sorted(found.selected)),
             map_sha256=map_sha256(found.selected),
             faults=tuple(found.unexpected),
+            tuning=_tuning(metrics),
         )
 
     def proof_paths(self) -> Sequence[str]:
@@ -214,6 +215,13 @@ def _number(values: Mapping[str, Any], name: str, default: int, where: str) -> i
 def _counter(metrics: str, name: str) -> float | None:
     found = re.search(rf"^{name}(?:\{{[^}}]*\}})? ([0-9.e+]+)$", metrics, re.MULTILINE)
     return float(found[1]) if found else None
+
+
+def _tuning(metrics: str) -> dict[str, int] | None:
+    """What timing candidates took in the whole process; None where /metrics does not count it."""
+    names = ("candidates", "warmups", "delays", "timed")
+    found = {name: _counter(metrics, f"nvfp4_tuning_{name}_total") for name in names}
+    return {name: int(value) for name, value in found.items() if value is not None} or None
 
 
 def _counts(log: str, what: str) -> dict[str, int] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness import journal
 from harness.plan import Plan
-from harness.report.summary import NEWCOMER, counts_line, miss_lines, reason_lines
+from harness.report.summary import NEWCOMER, checks_line, counts_line, failed_lines, miss_lines, reason_lines
 
 __all__ = ["derived", "render"]
 
@@ -45,6 +45,14 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 
 def _head(plan: Plan, verdict: Mapping[str, Any]) -> list[str]:
     binding = "binding" if verdict["binding"] else "non-binding"
+    if "failed" in verdict:
+        return [
+            f"# {plan.gate.upper()} of {plan.engine}: {verdict['outcome']} ({binding})",
+            "",
+            "A gate of checks: nothing is timed, and every check must hold. `python -m harness verify` recomputes this "
+            "page.",
+            "",
+        ]
     return [
         f"# {plan.gate.upper()} of {plan.engine}: {verdict['outcome']} ({binding})",
         "",
@@ -65,6 +73,10 @@ def _outcome(verdict: Mapping[str, Any]) -> list[str]:
             *(f"* {line}" for line in reason_lines(verdict)),
             "",
         ]
+    if "failed" in verdict:
+        lines = ["## Result", "", f"* {checks_line(verdict)}.", f"* Plan control: {verdict['plan_control']}."]
+        lines += [f"* Failed: {line}." for line in failed_lines(verdict)]
+        return [*lines, *(f"* Not binding: {reason}." for reason in verdict["not_binding_because"]), ""]
     totals = verdict["totals"]
     lines = [
         "## Result",

@@ -18,11 +18,31 @@ MEANING = {
     "FAIL": "a complete, valid measurement: at least one axis of the candidate is worse",
     "VOID": "not a valid measurement: no number of it may be quoted",
 }
+MEANING_OF_CHECKS = {
+    "PASS": "every check holds",
+    "FAIL": "the run is whole, and at least one check does not hold",
+    "VOID": MEANING["VOID"],
+}
 
 
 def counts_line(verdict: Mapping[str, Any]) -> str:
     timing, memory = verdict["counts"]["timing"], verdict["counts"]["memory"]
     return f"{timing['pass']}/{timing['of']} timing + {memory['pass']}/{memory['of']} memory axes"
+
+
+def checks_line(verdict: Mapping[str, Any]) -> str:
+    """How many checks hold, for a gate that has no axes."""
+    checks = verdict["checks"]
+    return f"{sum(check['ok'] for check in checks)} of {len(checks)} checks hold"
+
+
+def failed_lines(verdict: Mapping[str, Any]) -> list[str]:
+    return [f"{check['code']} at {check['where']}: {_because(check)}" for check in verdict["checks"] if not check["ok"]]
+
+
+def _unbound(verdict: Mapping[str, Any]) -> list[str]:
+    reasons = verdict["not_binding_because"]
+    return ["non-binding: " + "; ".join(reasons)] if reasons else []
 
 
 def miss_lines(verdict: Mapping[str, Any]) -> list[str]:
@@ -55,9 +75,11 @@ def _because(check: Mapping[str, Any]) -> str:
 def summary(verdict: Mapping[str, Any]) -> list[str]:
     """Outcome, counts, misses or reasons, and what makes the run non-binding, as plain lines."""
     outcome = verdict["outcome"]
-    lines = [f"{outcome}: {MEANING[outcome]}"]
+    lines = [f"{outcome}: {(MEANING_OF_CHECKS if 'failed' in verdict else MEANING)[outcome]}"]
     if outcome == "VOID":
         return lines + reason_lines(verdict)
+    if "failed" in verdict:
+        return [*lines, checks_line(verdict), *(f"failed {line}" for line in failed_lines(verdict)), *_unbound(verdict)]
     totals = verdict["totals"]
     lines.append(
         f"{counts_line(verdict)}; {totals['legs']} legs, {totals['requests']} requests, "
@@ -66,8 +88,7 @@ def summary(verdict: Mapping[str, Any]) -> list[str]:
     )
     lines.append(f"plan control: {verdict['plan_control']}; component: {verdict['component']}")
     lines += [f"missed {line}" for line in miss_lines(verdict)]
-    if verdict["not_binding_because"]:
-        lines.append("non-binding: " + "; ".join(verdict["not_binding_because"]))
+    lines += _unbound(verdict)
     if outcome == "FAIL":
         lines.append(NEWCOMER)
     return lines

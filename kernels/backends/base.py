@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from kernels.backends.tuning import Counts
 from kernels.nvfp4 import Fp4Matrix
 from kernels.plans.key import PlanKey
 from kernels.tactics import TacticSet
@@ -41,6 +42,7 @@ class Backend(Protocol):
 
     gemms: int
     failed_candidates: list[str]
+    counts: Counts  # what timing candidates took
     capturing: bool  # whether a graph is being captured, where nothing may be tuned
 
     @property

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from kernels.backends.tuning import Counts
 from kernels.build_id import build_id
 from kernels.errors import KernelError, TuningError
 from kernels.nvfp4 import (
@@ -158,7 +159,7 @@ def random_operand(seed: int, rows: int, k: int) -> Fp4Matrix:
 
 
 class CpuBackend:
-    """Runs and times the tactics. `gemms` counts calls of `gemm`, timing apart; `clock` gives seconds, `cancelled` is
+    """Runs and times the tactics. `gemms` counts calls of `gemm`, `counts` those of timing; `clock` gives seconds, `cancelled` is
     asked before each candidate."""
 
     tactics: TacticSet = CPU_TACTICS
@@ -173,6 +174,7 @@ class CpuBackend:
         self.gemms = 0
         self.capturing = False
         self.failed_candidates: list[str] = []
+        self.counts = Counts()
 
     def session(self) -> nullcontext[None]:
         return nullcontext()
@@ -235,12 +237,15 @@ class CpuBackend:
 
     def _mean_time(self, tactic: int, a: Fp4Matrix, weight: CpuWeight) -> float:
         shape = f"tactic {tactic} M={a.rows} N={weight.n} K={weight.k}"
+        self.counts.candidates += 1
         try:
             for _ in range(_WARMUPS):
                 result = self._product(tactic, a, weight)
+                self.counts.warmups += 1
             start = self._clock()
             for _ in range(_REPEATS):
                 result = self._product(tactic, a, weight)
+            self.counts.timed += _REPEATS
             seconds = (self._clock() - start) / _REPEATS
         except Exception as error:  # whatever a candidate does, the others decide; it is named, never dropped silently
             self.failed_candidates.append(f"{shape}: {type(error).__name__}: {error}")
