@@ -326,8 +326,8 @@ class SamplerReport:
 class Leg:
     """Everything one server process left behind. `kind` is seed, model-gate, sequential, concurrent, replay or timed.
 
-    `texts` are the completions of a sequential or concurrent proof, in prompt order. A part that this kind of leg does not have, or
-    that the engine cannot give, is None.
+    `texts` are the completions of a sequential or concurrent proof, in prompt order. A part that this kind of leg does
+    not have, or that the engine cannot give, is None.
     """
 
     name: str

@@ -101,7 +101,10 @@ def _engine(plan: Plan, legs: Sequence[Leg]) -> dict[str, Any]:
 
 
 def leg_checks(plan: Plan, leg: Leg) -> list[Check]:
-    """The plan's gate on one finished leg, so that a run which is void already goes no further. Gates of checks go on."""
+    """The plan's gate on one finished leg, so that a run which is void already goes no further.
+
+    Gates of checks go on: every failed check of theirs is told.
+    """
     return LEG_GATES[plan.gate](plan, leg) if plan.gate in LEG_GATES else []
 
 

@@ -159,8 +159,8 @@ def random_operand(seed: int, rows: int, k: int) -> Fp4Matrix:
 
 
 class CpuBackend:
-    """Runs and times the tactics. `gemms` counts calls of `gemm`, `counts` those of timing; `clock` gives seconds, `cancelled` is
-    asked before each candidate."""
+    """Runs and times the tactics. `gemms` counts calls of `gemm`, `counts` those of timing; `clock` gives seconds,
+    `cancelled` is asked before each candidate."""
 
     tactics: TacticSet = CPU_TACTICS
     xp: Any = np
