@@ -116,6 +116,13 @@ def many_hosts(session: nox.Session) -> None:
 
 
 @nox.session(python=THIS)
+def g2_correctness(session: nox.Session) -> None:
+    """Gate G2: tuning counted, plans loaded alike by six fresh processes, both arms token-exact. Overrides after `--`."""
+    env = _install(session)
+    session.run("python", "-m", "harness", "run", "gate=g2", *session.posargs, env=env)
+
+
+@nox.session(python=THIS)
 def g4_component(session: nox.Session) -> None:
     """Gate G4. Overrides after `--`; `--require-pass` makes a FAIL fail the session."""
     require = "--require-pass" in session.posargs
