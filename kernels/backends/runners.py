@@ -186,9 +186,9 @@ class _Described:
 def fused_tactics() -> TacticSet:
     """The fused kernels' tactics out of `tactics.json`, whose list is in ABI order."""
     document = json.loads(FUSED_TACTICS.read_text(encoding="utf-8"))
-    listed = document["tactics"] if isinstance(document, dict) else document
-    texts = [json.dumps(entry, sort_keys=True, separators=(",", ":")) for entry in listed]
-    return TacticSet("hopper_fused_w4a4", 1, tuple(_Described(*numbered) for numbered in enumerate(texts)))
+    texts = [json.dumps(entry, sort_keys=True, separators=(",", ":")) for entry in document["tactics"]]
+    tactics = tuple(_Described(*numbered) for numbered in enumerate(texts))
+    return TacticSet(document["runner"], document["version"], tactics)
 
 
 def expands(env: Mapping[str, str]) -> bool:

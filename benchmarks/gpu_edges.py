@@ -1,0 +1,37 @@
+"""Every tactic and producer once on edge shapes, without a reference: what compute-sanitizer runs.
+
+`compute-sanitizer --tool memcheck python -m benchmarks.gpu_edges [TACTIC…]`; no tactic named means all.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from benchmarks.gpu_correct import EDGES
+from kernels.backends.cpu import random_operand
+from kernels.backends.cuda import CudaBackend
+
+
+def main(argv: list[str]) -> int:
+    backend = CudaBackend()
+    chosen = [int(text) for text in argv] or [tactic.id for tactic in backend.tactics]
+    with backend.session():
+        for m, n, k in EDGES:
+            values = backend.xp.asarray(np.random.default_rng(m).standard_normal((m, 2 * k)).astype(np.float32))
+            for direct in (True, False):
+                producer = backend.producer(direct)
+                producer.quantise(values, 168.0)
+                producer.swiglu(values, 168.0)
+            weight = backend.prepare(random_operand(n, n, k))
+            a = backend.on_device(random_operand(m, m, k))
+            for tactic in chosen:
+                backend.gemm(tactic, a, weight)
+        backend.stream.synchronize()
+    print(f"{len(chosen)} tactics on {len(EDGES)} shapes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
