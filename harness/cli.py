@@ -45,7 +45,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-m", "--multirun", action="store_true", help="one run for every combination of a=x,y")
     verify = commands.add_parser("verify", help="check a bundle's seal and recompute its verdict, offline")
     verify.add_argument("bundle", type=Path, nargs="?", help="folder of a sealed run")
+    verify.add_argument("--key", type=Path, metavar="PUB", help="public Ed25519 key that must have signed it")
     verify.add_argument("--single-file", type=Path, metavar="PATH", help="write verify as one file that runs alone")
+    sign = commands.add_parser("sign", help="sign a sealed bundle: `sign BUNDLE --key KEY`")
+    sign.add_argument("bundle", type=Path, help="folder of a sealed run")
+    sign.add_argument("--key", type=Path, required=True, metavar="KEY", help="private Ed25519 key, PEM or OpenSSH")
     explain = commands.add_parser("explain", help="type, unit, default and meaning of a configuration key")
     explain.add_argument("key", nargs="?", default="")
     prepare = commands.add_parser("prepare", help="install what an engine needs: `prepare engine=llama_cpp`")
@@ -114,6 +118,15 @@ def _verify(options: argparse.Namespace) -> int:
     from harness import verify_command
 
     return verify_command.run(options)
+
+
+def _sign(options: argparse.Namespace) -> int:
+    from harness import ed25519, signing
+
+    key = ed25519.read_private(options.key)
+    done = signing.sign(options.bundle, key)
+    print(f"{'signed' if done else 'signed already'} by key {key.public.keyid}")
+    return EXIT_PASS
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -222,6 +235,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "inspect": _inspect,
     "prepare": _prepare,
     "run": _run,
+    "sign": _sign,
     "status": _status,
     "stop": _stop,
     "verify": _verify,

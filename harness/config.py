@@ -17,6 +17,7 @@ __all__ = [
     "InterpretationConfig",
     "Key",
     "RuleConfig",
+    "SigningConfig",
     "WorkloadConfig",
     "keys",
 ]
@@ -193,6 +194,14 @@ class FloorConfig:
 
 
 @dataclass
+class SigningConfig:
+    key: str | None = key(
+        "private Ed25519 key that signs the sealed bundle; relative to where the command was started; null = unsigned",
+        default=None,
+    )
+
+
+@dataclass
 class Config:
     gate: GateConfig = field(default_factory=GateConfig)
     host: HostConfig = field(default_factory=HostConfig)
@@ -202,6 +211,7 @@ class Config:
     rule: RuleConfig = field(default_factory=RuleConfig)
     floor: FloorConfig = field(default_factory=FloorConfig)
     evidence: EvidenceConfig = field(default_factory=EvidenceConfig)
+    signing: SigningConfig = field(default_factory=SigningConfig)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from typing import Any
 
 from rich.console import Console
 
-from harness import campaign, canonical, floor_store, index, settings, transport
+from harness import campaign, canonical, floor_store, index, settings, signing, transport
 from harness.agent.values import Packed, Prepared, pack_document
 from harness.config import Config
 from harness.display import Display
+from harness.ed25519 import PrivateKey, read_private
 from harness.errors import HarnessError, UsageError
 from harness.plan import Plan
 from harness.report.summary import summary
@@ -53,6 +54,7 @@ def run(config: Config, invoked_in: Path, console: Console, aa: Mapping[str, Any
     `aa` makes it a campaign of an A/A floor, as `campaign.plan` takes it.
     """
     root = _root(config, invoked_in)
+    signer = _signer(config, invoked_in)
     with closing(transport.connect(config.host)) as link, Display(console) as display:
         display.note("checking the configuration and preparing weights and prompts")
         document = _document(config, invoked_in)
@@ -71,15 +73,30 @@ def run(config: Config, invoked_in: Path, console: Console, aa: Mapping[str, Any
         else:
             name = _start(_Order(config, plan, prepared, document, floors, link, invoked_in), display)
         sealed = _finish(config, name, link, display, root)
-    _tell(sealed, console, invoked_in)
-    return sealed
+    return _closed(sealed, signer, console, invoked_in)
 
 
 def attach(config: Config, name: str, invoked_in: Path, console: Console) -> Sealed:
     """Watch the run `name` of the host and seal it. UsageError `no-such-run`."""
+    signer = _signer(config, invoked_in)
     with closing(transport.connect(config.host)) as link, Display(console) as display:
         sealed = _finish(config, name, link, display, _root(config, invoked_in))
-    _tell(sealed, console, invoked_in)
+    return _closed(sealed, signer, console, invoked_in)
+
+
+def _signer(config: Config, invoked_in: Path) -> PrivateKey | None:
+    """The key that will sign, read before anything is started. UsageError `bad-key`."""
+    return None if config.signing.key is None else read_private(invoked_in / config.signing.key)
+
+
+def _closed(sealed: Sealed, signer: PrivateKey | None, console: Console, invoked_in: Path) -> Sealed:
+    """Sign where that was asked for, and tell. What could not be signed now is sealed: `harness sign` does it later."""
+    lines = _told(sealed, invoked_in)
+    if signer is not None:
+        signing.sign(sealed.path, signer)
+        lines.append(f"signed by key {signer.public.keyid}")
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     return sealed
 
 
@@ -87,10 +104,9 @@ def _root(config: Config, invoked_in: Path) -> Path:
     return (invoked_in / config.evidence.root).resolve()
 
 
-def _tell(sealed: Sealed, console: Console, invoked_in: Path) -> None:
+def _told(sealed: Sealed, invoked_in: Path) -> list[str]:
     short = sealed.path.relative_to(invoked_in) if sealed.path.is_relative_to(invoked_in) else sealed.path
-    for line in (*summary(sealed.verdict), f"bundle {short}", f"digest {sealed.digest}"):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return [*summary(sealed.verdict), f"bundle {short}", f"digest {sealed.digest}"]
 
 
 def _document(config: Config, invoked_in: Path) -> bytes | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.config import Config, HostConfig
+from harness.config import Config, HostConfig, SigningConfig
 from harness.errors import UsageError
 
 __all__ = [
@@ -62,8 +63,8 @@ def compose_config(overrides: Sequence[str]) -> Config:
 
 
 def dump(config: Config) -> str:
-    """The configuration as YAML, which keeps keys that are numbers."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    """The configuration as YAML, which keeps keys that are numbers. Where a private key lies is no host's business."""
+    return OmegaConf.to_yaml(OmegaConf.structured(replace(config, signing=SigningConfig())))
 
 
 def load(text: str) -> Config:

@@ -6,15 +6,17 @@ published.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import bundle, canonical, journal, verdict, witnesses
+from harness import bundle, canonical, journal, origin, verdict, witnesses
 from harness.derived import derived
 from harness.errors import HarnessError, UsageError
 from harness.plan import Plan
 from harness.records import Check
+from harness.statement import statements
 
 __all__ = ["Verification", "assess", "verify"]
 
@@ -24,12 +26,16 @@ UNREADABLE = (*bundle.MALFORMED, AssertionError, HarnessError, OSError, Recursio
 
 @dataclass(frozen=True)
 class Verification:
-    """`outcome` is the recomputed one, or TAMPERED with `faults` naming each file and what is wrong with it."""
+    """`outcome` is the recomputed one, or TAMPERED with `faults` naming each file and what is wrong with it.
+
+    `statements` are what a signature on the bundle says, by name, where the verdict could be recomputed.
+    """
 
     outcome: str
     digest: str
     faults: tuple[str, ...]
     verdict: dict[str, Any] | None
+    statements: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def assess(root: Path) -> dict[str, Any]:
@@ -73,10 +79,11 @@ def verify(root: Path) -> Verification:
         if faults := witnesses.faults(root, journal.parse((root / "journal.jsonl").read_bytes())):
             return Verification("TAMPERED", digest, tuple(faults), None)
         recomputed = assess(root)
-        faults = _derived_faults(root, recomputed, digest)
+        said = statements(Plan.from_bytes((root / "plan.json").read_bytes()), digest, recomputed)
+        faults = [*_derived_faults(root, recomputed, digest), *_signature_faults(root, said)]
     except UNREADABLE as error:
         return Verification("TAMPERED", digest, (f"the raw files cannot be read again: {error!s}",), None)
-    return Verification("TAMPERED" if faults else recomputed["outcome"], digest, tuple(faults), recomputed)
+    return Verification("TAMPERED" if faults else recomputed["outcome"], digest, tuple(faults), recomputed, said)
 
 
 def _seal_faults(root: Path) -> list[str]:
@@ -140,3 +147,8 @@ def _derived_faults(root: Path, recomputed: dict[str, Any], digest: str) -> list
         elif path.read_bytes() != known[name]:
             faults.append(f"{name}: is not what the verdict gives")
     return faults
+
+
+def _signature_faults(root: Path, said: Mapping[str, bytes]) -> list[str]:
+    path = root / bundle.SIGNATURES
+    return origin.faults(path.read_bytes(), said) if path.is_file() else []
