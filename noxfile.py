@@ -117,7 +117,7 @@ def many_hosts(session: nox.Session) -> None:
 
 @nox.session(python=THIS)
 def g2_correctness(session: nox.Session) -> None:
-    """Gate G2: tuning counted, plans loaded alike by six fresh processes, both arms token-exact. Overrides after `--`."""
+    """Gate G2: tuning counted, plans loaded alike by six fresh processes, both arms token-exact."""
     env = _install(session)
     session.run("python", "-m", "harness", "run", "gate=g2", *session.posargs, env=env)
 
