@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from harness.errors import EXIT_BUG, EXIT_PASS, EXIT_USAGE, HarnessError, UsageError
 from harness.plans.arguments import add_verbs
+from harness.report.arguments import add_report_arguments
 
 __all__ = ["main"]
 
@@ -50,6 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     sign = commands.add_parser("sign", help="sign a sealed bundle: `sign BUNDLE --key KEY`")
     sign.add_argument("bundle", type=Path, help="folder of a sealed run")
     sign.add_argument("--key", type=Path, required=True, metavar="KEY", help="private Ed25519 key, PEM or OpenSSH")
+    report = commands.add_parser("report", help="a bundle as pages to read: `report BUNDLE --html report.html`")
+    add_report_arguments(report)
     explain = commands.add_parser("explain", help="type, unit, default and meaning of a configuration key")
     explain.add_argument("key", nargs="?", default="")
     prepare = commands.add_parser("prepare", help="install what an engine needs: `prepare engine=llama_cpp`")
@@ -127,6 +130,12 @@ def _sign(options: argparse.Namespace) -> int:
     done = signing.sign(options.bundle, key)
     print(f"{'signed' if done else 'signed already'} by key {key.public.keyid}")
     return EXIT_PASS
+
+
+def _report(options: argparse.Namespace) -> int:
+    from harness.report import command
+
+    return command.run(options)
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -234,6 +243,7 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
     "doctor": _doctor,
     "inspect": _inspect,
     "prepare": _prepare,
+    "report": _report,
     "run": _run,
     "sign": _sign,
     "status": _status,

@@ -1,0 +1,14 @@
+"""Arguments of the verb `report`, apart from what it imports, so that the command line stays quick."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+__all__ = ["add_report_arguments"]
+
+
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("bundle", type=Path, help="folder of a sealed run")
+    parser.add_argument("--html", type=Path, metavar="OUT", help="write the whole report as one page")
+    parser.add_argument("--markdown", type=Path, metavar="OUT", help="write it for a pull request; else it is printed")

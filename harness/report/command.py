@@ -1,0 +1,77 @@
+"""`python -m harness report`: from a bundle on disk to pages for people and machines. The only part that writes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness import index
+from harness.errors import EXIT_PASS, EXITS, UsageError
+from harness.report import evidence as evidence_module
+from harness.report import html, pull_request
+from harness.report.evidence import Evidence
+from harness.verify import verify
+
+__all__ = ["run"]
+
+SUMMARY = "GITHUB_STEP_SUMMARY"
+
+
+def run(options: argparse.Namespace) -> int:
+    """Verify the bundle, then write what was asked for. 0 when written; an altered bundle gives 3 and no page."""
+    found = _read(options.bundle)
+    if isinstance(found, list):
+        print("TAMPERED: this is not the bundle that was sealed, so there is nothing to report")
+        print("\n".join(found))
+        return EXITS["TAMPERED"]
+    attempts = _attempts(options.bundle, found)
+    text = pull_request.render(found, attempts)
+    if options.html is not None:
+        _write(options.html, html.render(found, attempts))
+    if options.markdown is not None:
+        _write(options.markdown, text)
+    else:
+        print(text, end="")
+    if summary := os.environ.get(SUMMARY):
+        _append(Path(summary), text)
+    return EXIT_PASS
+
+
+def _read(root: Path) -> Evidence | list[str]:
+    """The evidence at `root`, or what is wrong with it."""
+    found = verify(root)
+    if found.outcome == "TAMPERED" or found.verdict is None:
+        return list(found.faults)
+    return evidence_module.read(root, found.verdict, found.digest)
+
+
+def _attempts(root: Path, found: Evidence) -> list[Mapping[str, Any]] | None:
+    """Attempts before this one, from the index beside the bundle; None where there is no index."""
+    folder = root.resolve().parent
+    if not (folder / index.NAME).is_file():
+        return None
+    rows: list[Mapping[str, Any]] = []
+    for row in index.earlier(folder, index.subject_key(found.plan)):
+        if row["bundle"] == found.digest:
+            break
+        rows.append(row)
+    return rows
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode())
+    except OSError as error:
+        raise UsageError("report-unwritable", f"{path}: {error.strerror}; name a file that can be written") from error
+
+
+def _append(path: Path, text: str) -> None:
+    try:
+        with path.open("ab") as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise UsageError("report-unwritable", f"{SUMMARY}={path}: {error.strerror}; unset it or mend it") from error

@@ -1,0 +1,245 @@
+"""`report.html`: one self-contained page, no script, nothing fetched. Pure; standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from harness.report import figures, words
+from harness.report.evidence import Evidence, Row
+from harness.report.style import STYLE
+from harness.report.summary import counts_line, reason_lines
+
+__all__ = ["page", "render"]
+
+Section = tuple[str, str, str]  # anchor, heading, content
+
+SIGNS = {"PASS": "✓", "FAIL": "✗", "VOID": "∅"}
+LABEL_SIGNS = {"REAL": "●", "REAL-SMALL": "◐", "NOISE": "○", "UNRESOLVED": "?", "NO-FLOOR": "–"}
+
+
+def render(evidence: Evidence, attempts: Sequence[Mapping[str, Any]] | None = None) -> str:
+    """The whole page. `attempts` are earlier ones at the same subject; None where nobody looked."""
+    sections = [_void(evidence)] if evidence.void else _measured(evidence)
+    sections += [_validity(evidence), _provenance(evidence)]
+    sections += [_attempts(attempts)] if attempts is not None else []
+    outcome = evidence.verdict["outcome"]
+    meaning = words.title_meaning(evidence)
+    head = (
+        f'<p class="outcome {outcome.lower()}"><span aria-hidden="true">{SIGNS[outcome]}</span> {outcome}</p>'
+        f"<h1>{escape(evidence.plan.gate.upper())} of {escape(evidence.plan.engine)}</h1>"
+        f"<p>{escape(meaning[0].upper() + meaning[1:])}. {escape(words.binding_line(evidence))}</p>"
+        + ("" if evidence.void else f"<p><strong>{escape(counts_line(evidence.verdict))} pass.</strong> {_arms()}</p>")
+    )
+    return page(words.title(evidence), head, sections)
+
+
+def page(title: str, head: str, sections: Sequence[Section]) -> str:
+    links = "".join(f'<li><a href="#{anchor}">{escape(heading)}</a></li>' for anchor, heading, _ in sections)
+    body = "".join(
+        f'<section id="{anchor}" aria-labelledby="{anchor}-h"><h2 id="{anchor}-h">{escape(heading)}</h2>'
+        f"{content}</section>"
+        for anchor, heading, content in sections
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
+        '<a class="skip" href="#main">Skip to the content</a>'
+        f'<header>{head}</header><nav aria-label="Sections"><ul>{links}</ul></nav>'
+        f'<main id="main" tabindex="-1">{body}</main>'
+        "</body></html>\n"
+    )
+
+
+def _arms() -> str:
+    return (
+        'Arm <span class="arm-key a">● A</span> is the candidate, <span class="arm-key b">□ B</span> the baseline; '
+        "above 0 % A is better."
+    )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], css: str = "") -> str:
+    """Cells are HTML already. The table scrolls by itself where it is too wide, also by keyboard."""
+    columns = "".join(f'<th scope="col">{item}</th>' for item in head)
+    lines = "".join("<tr>" + "".join(f"<td>{item}</td>" for item in row) + "</tr>" for row in rows)
+    inner = f'<table class="{css}"><thead><tr>{columns}</tr></thead><tbody>{lines}</tbody></table>'
+    return scrolling(inner, f"Table: {head[0]}")
+
+
+def scrolling(inner: str, name: str) -> str:
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(name)}">{inner}</div>'
+
+
+def listed(lines: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _void(evidence: Evidence) -> Section:
+    return (
+        "void",
+        "Why it is void",
+        "<p>No number of this run may be quoted.</p>" + listed(reason_lines(evidence.verdict)),
+    )
+
+
+def _measured(evidence: Evidence) -> list[Section]:
+    return [
+        _misses(evidence),
+        _interpretation(evidence),
+        _forest(evidence),
+        _latency(evidence),
+        _order(evidence),
+        _memory(evidence),
+        _plan_map(evidence),
+    ]
+
+
+def _badge(row: Row) -> str:
+    if row.label is None:
+        return ""
+    sign = LABEL_SIGNS[row.label]
+    return f'<span class="badge {row.label.lower()}"><span aria-hidden="true">{sign}</span> {row.label}</span>'
+
+
+def _misses(evidence: Evidence) -> Section:
+    misses = evidence.misses
+    if not misses:
+        return "misses", "Misses", "<p>None: every axis passes.</p>"
+    rows = [
+        (
+            escape(words.row_words(row)),
+            words.percent(row.log_ratio),
+            "unknown" if row.interval is None else " to ".join(words.percent(bound) for bound in row.interval),
+            (f"as {escape(row.repeats)}" if row.repeats else _badge(row)) or "none",
+            "unknown" if row.pairs_needed is None else f"{row.pairs_needed:,}",
+            f"{words.number(row.candidate)} {row.unit}",
+            f"{words.number(row.baseline)} {row.unit}",
+        )
+        for row in misses
+    ]
+    head = ("axis", "A against B", "95 % interval", "label", "pairs needed", "A", "B")
+    return "misses", f"Misses, the worst first ({len(misses)})", table(head, rows, "figures")
+
+
+def _interpretation(evidence: Evidence) -> Section:
+    lines = [words.floor_line(evidence), *words.interpretation_lines(evidence), *words.mixture_lines(evidence)]
+    shown = [label for label in words.LABEL_MEANING if any(row.label == label for row in evidence.rows)]
+    key = "".join(
+        f'<li><span class="badge {label.lower()}"><span aria-hidden="true">{LABEL_SIGNS[label]}</span> {label}</span> '
+        f"{escape(words.LABEL_MEANING[label])}</li>"
+        for label in shown
+    )
+    return "noise", "Is it more than identical arms do?", listed(lines) + (f'<ul class="key">{key}</ul>' if key else "")
+
+
+def _forest(evidence: Evidence) -> Section:
+    scale = figures.forest_scale(evidence.rows)
+    note = (
+        "<p>Diamond: the ratio that is judged (filled where it passes, hollow where it misses). Rings: each pair of "
+        "legs. Line: 95 % interval. Grey band: what identical arms do, 95 %; dotted: margin; dashed: mean of identical "
+        "arms. Left of the line at 0 A is worse. What is wider than the drawing ends at its edge.</p>"
+    )
+    if all(row.noise is None for row in evidence.rows):
+        note += (
+            "<p>No floor, so there are no bands and no intervals: dots alone do not tell a difference from noise.</p>"
+        )
+    parts = []
+    for concurrency in evidence.plan.measured:
+        lines = [row for row in evidence.rows if row.concurrency == concurrency]
+        items = "".join(_forest_row(row, figures.forest(row, scale)) for row in lines)
+        ends = '<div class="ends" aria-hidden="true"><span>← A worse</span><span>A better →</span></div>'
+        axis = f'<div class="forest-row axis"><div></div><div>{ends}{figures.forest_axis(scale)}</div></div>'
+        parts.append(f"<h3>Concurrency {concurrency}</h3>{axis}{items}")
+    return "forest", "Every axis", note + "".join(parts)
+
+
+def _forest_row(row: Row, drawing: str) -> str:
+    said = f"as {escape(row.repeats)}" if row.repeats else _badge(row)
+    verdict = "pass" if row.passed else "<strong>miss</strong>"
+    return (
+        f'<div class="forest-row"><div><span class="axis-name">{escape(row.name)}</span> '
+        f'<span class="said">{words.percent(row.log_ratio)} {verdict} {said}</span></div><div>{drawing}</div></div>'
+    )
+
+
+def _figures(found: Iterable[tuple[str, str]]) -> str:
+    items = "".join(f"<figure><figcaption>{escape(title)}</figcaption>{drawing}</figure>" for title, drawing in found)
+    return f'<div class="figures">{items}</div>'
+
+
+def _latency(evidence: Evidence) -> Section:
+    note = (
+        f"<p>Share of requests (or gaps) that took at most so long; time is logarithmic. {KEY_LINES} "
+        "All repetitions together.</p>"
+    )
+    found = [item for concurrency in evidence.plan.measured for item in figures.ecdfs(evidence, concurrency)]
+    return "latency", "Latency, whole distributions", note + _figures(found)
+
+
+KEY_MARKS = '<span class="arm-key a">● A</span>, <span class="arm-key b">□ B</span>.'
+KEY_LINES = '<span class="arm-key a">━ A</span> solid, <span class="arm-key b">╍ B</span> dashed.'
+
+
+def _order(evidence: Evidence) -> Section:
+    note = f"<p>Legs from left to right as they ran: {KEY_MARKS} Two marks of one leg: before and after it.</p>"
+    return "order", "Order of the legs, temperature and clocks", note + _figures(figures.order(evidence))
+
+
+def _memory(evidence: Evidence) -> Section:
+    found = figures.memory(evidence)
+    if not found:
+        return (
+            "memory",
+            "Memory over time",
+            "<p>Not measured: the servers are not the run's own, or nothing was read.</p>",
+        )
+    note = (
+        "<p>One drawing a leg, in the order run. Solid: proportional set size of the engine's processes. Dashed: "
+        "drop of MemAvailable since before the start. Dotted: GPU memory, where there is one. Shades: load, warm-up, "
+        "serve, stop.</p>"
+    )
+    return "memory", "Memory over time", note + _figures(found)
+
+
+def _plan_map(evidence: Evidence) -> Section:
+    maps: dict[str, list[Any]] = {}
+    for leg in evidence.timed:
+        if leg.plans is not None:
+            maps.setdefault(leg.plans.map_sha256, []).append(leg)
+    if not maps:
+        return "plans", "FP4 plan map", "<p>Not applicable: this engine has no FP4 plans.</p>"
+    parts = [
+        f"<p>{len(legs)} of {len(evidence.timed)} timed legs, map <code>{escape(digest)}</code>. "
+        "A number is a tactic.</p>" + scrolling(figures.plan_map(legs[0].plans.selected), "FP4 plan map")
+        for digest, legs in maps.items()
+    ]
+    return "plans", "FP4 plan map", "".join(parts)
+
+
+def _validity(evidence: Evidence) -> Section:
+    rows = [
+        (
+            f"<code>{escape(code)}</code>",
+            f"{good} of {of}" + ("" if good == of else " <strong>✗ failed</strong>"),
+            escape(str(check["where"])),
+            escape(str(check["seen"])) if not evidence.void or good < of else "not quoted",
+            escape(str(check["required"])),
+        )
+        for code, good, of, check in words.validity(evidence)
+    ]
+    note = "<p>Failed codes first; each row shows the first check that failed, or else the first of all.</p>"
+    return "validity", "Validity", note + table(("code", "passed", "where", "seen", "required"), rows, "wrap")
+
+
+def _provenance(evidence: Evidence) -> Section:
+    items = "".join(f"<dt>{escape(what)}</dt><dd>{escape(value)}</dd>" for what, value in words.provenance(evidence))
+    note = "<p>A digest proves integrity, not origin: compare it with the one its author published.</p>"
+    return "provenance", "Provenance", f"<dl>{items}</dl>{note}"
+
+
+def _attempts(attempts: Sequence[Mapping[str, Any]]) -> Section:
+    if not attempts:
+        return "attempts", "Earlier attempts", "<p>None at this subject under this evidence root.</p>"
+    return "attempts", f"Earlier attempts ({len(attempts)})", listed(words.attempt_lines(attempts))
