@@ -65,6 +65,8 @@ def run(config: Config, invoked_in: Path, console: Console, aa: Mapping[str, Any
         display.note(f"candidate against baseline: {'; '.join(plan.difference) or 'identical arms'}")
         if aa is None:
             display.note(f"interpreted by {len(floors)} floor" if floors else NO_FLOOR)
+        for gap in index.gaps(root):
+            display.note(gap)
         for reason in plan.unbinding():
             display.note(f"this run will not bind: {reason}")
         name = _unfinished(config, plan, link, root)

@@ -40,7 +40,7 @@ def seal_run(name: str, packed: Packed, transport: Transport, root: Path) -> Sea
     try:
         root.mkdir(parents=True, exist_ok=True)
         if (final / "seal.json").is_file():
-            return _sealed_already(final)
+            return _sealed_already(final, root)
         if final.exists():
             raise HarnessError("would-overwrite", f"{final} exists already and is no bundle; move it away")
         raw = partial / "raw"
@@ -54,12 +54,19 @@ def seal_run(name: str, packed: Packed, transport: Transport, root: Path) -> Sea
         ) from error
 
 
-def _sealed_already(final: Path) -> Sealed:
+def _sealed_already(final: Path, root: Path) -> Sealed:
     """Another controller of the same run was faster; both get the same bundle."""
     found = verify.verify(final)
     if found.verdict is None:
         raise HarnessError("would-overwrite", f"{final} exists already and is tampered with: {found.faults[0]}")
-    return Sealed(final, found.digest, found.verdict)
+    return _listed(Sealed(final, found.digest, found.verdict), root)
+
+
+def _listed(sealed: Sealed, root: Path) -> Sealed:
+    """Also for one that another controller sealed: it may have died before it got to the index."""
+    plan = Plan.from_bytes((sealed.path / "plan.json").read_bytes())
+    index.append(root, run=sealed.path.name, plan=plan, digest=sealed.digest, verdict=sealed.verdict)
+    return sealed
 
 
 def _seal(name: str, packed: Packed, raw: Path, root: Path) -> Sealed:
@@ -76,9 +83,7 @@ def _seal(name: str, packed: Packed, raw: Path, root: Path) -> Sealed:
         bundle.write_new(work / file, data)
     work.rename(final)
     shutil.rmtree(raw.parent, ignore_errors=True)
-    plan = Plan.from_bytes((final / "plan.json").read_bytes())
-    index.append(root, run=final.name, plan=plan, digest=digest, verdict=verdict)
-    return Sealed(final, digest, verdict)
+    return _listed(Sealed(final, digest, verdict), root)
 
 
 def _close_journal(path: Path, packed: Packed) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import campaign, corpus, index
+from harness import campaign, corpus
 from harness.config import ArmConfig
 from harness.errors import HarnessError
 from harness.plan import Plan, leg_order
@@ -81,16 +81,6 @@ def test_prompts_are_exact_disjoint_and_the_same_for_the_same_seed(tmp_path: Pat
 def test_prompts_that_share_a_kv_block_are_refused() -> None:
     with pytest.raises(HarnessError, match="leading tokens"):
         corpus.build(seed=0, tokens=40, counts={1: 2}, repetitions=1, first_token=0, vocabulary=1)
-
-
-def test_the_index_counts_attempts_at_the_same_subject_only(tmp_path: Path) -> None:
-    plan, other = small_plan(), small_plan("engine.options.seed=1")
-    verdict = {"outcome": "FAIL", "binding": False, "void": []}
-    for name, subject in (("one", plan), ("two", other), ("three", plan)):
-        index.append(tmp_path, run=name, plan=subject, digest="d", verdict=verdict)
-    with (tmp_path / "index.jsonl").open("ab") as file:
-        file.write(b'{"run":"cut')
-    assert [row["run"] for row in index.earlier(tmp_path, index.subject_key(plan))] == ["one", "three"]
 
 
 def test_gpu_memory_is_an_axis_only_where_a_gpu_exists_and_the_engine_uses_it() -> None:
