@@ -85,6 +85,18 @@ def test_repeated_axes_are_marked_and_counted_once() -> None:
     assert sum(found["counts"].values()) == found["tests"]
 
 
+def test_the_other_rules_in_use_are_counted_and_decide_nothing() -> None:
+    slow_once = [
+        good_leg(leg, PLAN, scale=1.01 if (leg.arm, leg.repetition) == ("A", 2) else 0.9 if leg.arm == "A" else 1.0)
+        for leg in PLAN.legs
+    ]
+    result = verdict.compute(PLAN, slow_once, OK)
+    assert result["outcome"] == "PASS"  # the mean of three passes
+    variants = result["interpretation"]["variants"]
+    assert variants["every_pair"] == {"pass": 3, "of": 23, "binding": False}  # memory alone
+    assert variants["median"] == {"pass": 23, "of": 23, "binding": False}
+
+
 @pytest.mark.parametrize(
     ("plan", "document", "started", "status"),
     [
