@@ -10,8 +10,8 @@ from typing import Any
 
 from harness import index
 from harness.errors import EXIT_PASS, EXITS, UsageError
+from harness.report import compare, html, junit, pull_request
 from harness.report import evidence as evidence_module
-from harness.report import html, pull_request
 from harness.report.evidence import Evidence
 from harness.verify import verify
 
@@ -21,16 +21,51 @@ SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.compare is not None:
+        return _compare(options)
+    if options.bundle is None:
+        raise UsageError("usage", "which bundle? see `python -m harness report --help`")
+    return _report(options)
+
+
+def _report(options: argparse.Namespace) -> int:
     """Verify the bundle, then write what was asked for. 0 when written; an altered bundle gives 3 and no page."""
     found = _read(options.bundle)
     if isinstance(found, list):
-        print("TAMPERED: this is not the bundle that was sealed, so there is nothing to report")
-        print("\n".join(found))
-        return EXITS["TAMPERED"]
+        return _tampered(options.bundle, found)
     attempts = _attempts(options.bundle, found)
     text = pull_request.render(found, attempts)
     if options.html is not None:
         _write(options.html, html.render(found, attempts))
+    if options.junit is not None:
+        _write(options.junit, junit.render(found))
+    return _tell(options, text)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    """Two bundles side by side. UsageError `not-comparable` names the first field in which they differ."""
+    if options.bundle is not None or options.junit is not None:
+        raise UsageError("usage", "--compare takes two bundles and goes with --html and --markdown alone")
+    both: list[Evidence] = []
+    for root in options.compare:
+        found = _read(root)
+        if isinstance(found, list):
+            return _tampered(root, found)
+        both.append(found)
+    compare.refuse(*both)
+    if options.html is not None:
+        _write(options.html, compare.page(*both))
+    return _tell(options, compare.render(*both))
+
+
+def _tampered(root: Path, faults: list[str]) -> int:
+    print(f"TAMPERED: {root} is not the bundle that was sealed, so there is nothing to report")
+    print("\n".join(faults))
+    return EXITS["TAMPERED"]
+
+
+def _tell(options: argparse.Namespace, text: str) -> int:
+    """To a file or the terminal, and to the summary of a workflow's step where there is one."""
     if options.markdown is not None:
         _write(options.markdown, text)
     else:

@@ -23,7 +23,8 @@ __all__ = ["ecdfs", "forest", "forest_axis", "memory", "order", "plan_map"]
 MS = 1_000_000
 SHAPES = {"A": "circle", "B": "square"}
 CHANGES = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 75, 90, 100, 200, 400, 900)  # percent
-ROOM = 14  # percent of a drawing's width that two words below an axis need
+ROOM = 17  # percent of a drawing's width that two words below an axis need
+WIDEST = 1000  # of a time axis: two chunks read at once have no gap, and lie at its left edge
 STEPS = 200  # points of a distribution's line, so that a long run gives no larger page
 
 
@@ -122,8 +123,8 @@ def _ecdf(evidence: Evidence, concurrency: int, name: str, pick: Any) -> str | N
     }
     if not all(arms.values()):
         return None
-    low = min(values[len(values) // 50] for values in arms.values())  # two chunks read at once have no gap at all
     high = max(values[-1] for values in arms.values())
+    low = max(high / WIDEST, min(values[0] for values in arms.values()))
     x, y = Scale(low, max(high, low * 1.01), 1, 99, log=True), Scale(0, 1, 160, 14)
     marks = chart.decades(x.low, x.high)
     body = chart.x_axis([(x(value), f"{value:g} ms") for value in marks], 14, 160)
@@ -174,7 +175,7 @@ def _memory(leg: Leg, top: float, stamps: Stamps | None) -> str:
     begin, end = leg.memory[0].t_ns, leg.memory[-1].t_ns
     x, y = Scale(begin, end, 0, 100), Scale(0, top, 120, 30)
     body = _phases(x, stamps, begin, end)
-    body += chart.y_grid([(y(value), f"{value:g} MiB") for value in chart.niced(0, top, 2)])
+    body += chart.y_grid([(y(value), f"{value:g} MiB") for value in chart.niced(0, top, 3) if value])
     seconds = chart.niced(0, (end - begin) / 1e9, 3)
     body += chart.x_axis([(x(begin + round(value * 1e9)), f"{value:g} s") for value in seconds], 120, 124)
     series = _series(leg)
@@ -257,7 +258,7 @@ def _by_leg(legs: Sequence[Leg], values: Sequence[Sequence[float]], unit: str, n
     pad = 0.15 * (high - low) or max(abs(high) * 0.05, 1)
     y = Scale(low - pad, high + pad, 120, 14)
     width = 92 / max(1, len(legs))
-    body = chart.y_grid([(y(value), f"{value:g} {unit}") for value in chart.niced(y.low, y.high, 3)])
+    body = chart.y_grid([(y(value), f"{value:g} {unit}") for value in chart.niced(y.low, y.high, 5)])
     for position, (leg, row) in enumerate(zip(legs, values, strict=True)):
         centre = 8 + width * (position + 0.5)
         places = (

@@ -111,15 +111,15 @@ def _misses(evidence: Evidence) -> Section:
         (
             escape(words.row_words(row)),
             words.percent(row.log_ratio),
-            "unknown" if row.interval is None else " to ".join(words.percent(bound) for bound in row.interval),
             (f"as {escape(row.repeats)}" if row.repeats else _badge(row)) or "none",
+            "unknown" if row.interval is None else " to ".join(words.percent(bound) for bound in row.interval),
             "unknown" if row.pairs_needed is None else f"{row.pairs_needed:,}",
             f"{words.number(row.candidate)} {row.unit}",
             f"{words.number(row.baseline)} {row.unit}",
         )
         for row in misses
     ]
-    head = ("axis", "A against B", "95 % interval", "label", "pairs needed", "A", "B")
+    head = ("axis", "A against B", "label", "95 % interval", "pairs needed", "A", "B")
     return "misses", f"Misses, the worst first ({len(misses)})", table(head, rows, "figures")
 
 

@@ -66,7 +66,7 @@ def _misses(evidence: Evidence) -> list[str]:
         "below 0 A is worse):",
         "",
         *_table(
-            ("axis", "A against B", "95 % interval", "label", "pairs needed", "A", "B"), map(_miss, misses[:MISSES])
+            ("axis", "A against B", "label", "95 % interval", "pairs needed", "A", "B"), map(_miss, misses[:MISSES])
         ),
     ]
     return [*lines, *_more(len(misses) - MISSES, "misses"), *([""] if len(misses) > MISSES else [])]
@@ -77,7 +77,7 @@ def _miss(row: Row) -> tuple[str, ...]:
     label = f"as {row.repeats}" if row.repeats else row.label or "none"
     needed = "unknown" if row.pairs_needed is None else f"{row.pairs_needed:,}"
     values = (f"{words.number(value)} {row.unit}" for value in (row.candidate, row.baseline))
-    return (words.row_words(row), words.percent(row.log_ratio), interval, label, needed, *values)
+    return (words.row_words(row), words.percent(row.log_ratio), label, interval, needed, *values)
 
 
 def _interpretation(evidence: Evidence) -> list[str]:

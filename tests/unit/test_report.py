@@ -9,6 +9,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -16,7 +17,7 @@ from harness import canonical
 from harness.cli import main
 from harness.plan import Plan
 from harness.records import Leg
-from harness.report import chart, evidence, html, pull_request
+from harness.report import chart, evidence, html, junit, pull_request
 from harness.report.chart import Scale
 from harness.report.evidence import Evidence
 from harness.verify import verify
@@ -122,7 +123,7 @@ def test_with_a_floor_each_miss_has_label_interval_and_pairs(tmp_path: Path) -> 
     assert found.interpretation is not None
     assert found.interpretation["floor"]["status"] == "used"
     text, page = pull_request.render(found), html.render(found)
-    assert re.search(r"\| c2 request_throughput \| −4\.\d\d % \| −\S+ % to −\S+ % \| REAL \|", text)
+    assert re.search(r"\| c2 request_throughput \| −4\.\d\d % \| REAL \| −\S+ % to −\S+ % \|", text)
     assert "as request_throughput" in text
     assert "p = " in text
     assert page.count('class="band"') == len(found.rows)
@@ -213,3 +214,66 @@ def test_bad_input_is_one_sentence(arguments: list[str], said: str, capsys: pyte
     error = capsys.readouterr().err
     assert error.startswith(said)
     assert error.count("\n") == 1
+
+
+# ------------------------------------------------------------------------------------------------ JUnit XML
+
+
+def test_junit_has_a_case_for_every_code_and_axis_and_fails_where_they_do(example: Evidence, tmp_path: Path) -> None:
+    assert main(["report", str(EXAMPLE), "--junit", str(tmp_path / "j.xml"), "--markdown", str(tmp_path / "m.md")]) == 0
+    tree = ElementTree.parse(tmp_path / "j.xml").getroot()
+    codes = {check["code"] for check in example.verdict["checks"]}
+    cases = tree.findall(".//testcase")
+    failures = [case.get("name") for case in cases if case.find("failure") is not None]
+    assert len(cases) == int(tree.get("tests", "")) == len(codes) + 46
+    assert len(failures) == int(tree.get("failures", "")) == 40
+    assert "c16 p99_itl_ms" in failures
+    values = {item.get("name"): item.get("value") for item in tree.findall(".//property")}
+    assert values["outcome"] == "FAIL"
+    assert values["bundle SHA-256"] == example.digest
+
+
+def test_junit_of_a_void_run_fails_its_code_and_skips_the_axes(tmp_path: Path) -> None:
+    legs = good_legs(PLAN)
+    found = made(tmp_path / "run", legs=[replace(legs[0], exit="killed \x00 by\n<signal> 9"), *legs[1:]])
+    tree = ElementTree.fromstring(junit.render(found))
+    failure = tree.find(".//testcase[@name='clean-exit']/failure")
+    assert failure is not None
+    assert "killed \ufffd by\n<signal> 9" in failure.get("message", "")
+    assert tree.find(".//testsuite[@name='axes']/testcase/skipped") is not None
+
+
+# ------------------------------------------------------------------------------------------------ two bundles
+
+
+def test_two_runs_of_one_baseline_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = replace(small_plan("engine.candidate.env.VT_FP4_DIRECT_SF=7"), floor=FLOORED.floor)
+    made(tmp_path / "one", FLOORED, noisy(PLAN, 99, 1.05), FLOOR)
+    made(tmp_path / "two", other, noisy(other, 98, 0.95), FLOOR)
+    page = tmp_path / "both.html"
+    assert main(["report", "--compare", str(tmp_path / "one"), str(tmp_path / "two"), "--html", str(page)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(
+        r"\| c2 request_throughput \| −4\.\d+ % miss \| REAL \| \+5\.\d+ % pass \| REAL \| \+1\d\.\d % \|", text
+    )
+    assert Page(page.read_text()).open == []
+
+
+def test_runs_of_different_load_are_refused_with_field_and_both_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path / "one")
+    made(tmp_path / "two", replace(PLAN, workload={**PLAN.workload, "seed": 7}))
+    assert main(["report", "--compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 64
+    error = capsys.readouterr().err
+    assert "not-comparable: workload.seed is 0 in one and 7 in two" in error
+    assert error.count("\n") == 1
+
+
+def test_a_void_or_altered_run_is_compared_with_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(tmp_path / "good")
+    made(tmp_path / "void", legs=[replace(leg, exit="signal 9") for leg in good_legs(PLAN)])
+    assert main(["report", "--compare", str(tmp_path / "good"), str(tmp_path / "void")]) == 64
+    assert "not-comparable: void is VOID" in capsys.readouterr().err
+    (tmp_path / "good" / "plan.json").write_bytes(b"{}\n")
+    assert main(["report", "--compare", str(tmp_path / "void"), str(tmp_path / "good")]) == 3
