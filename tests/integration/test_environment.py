@@ -109,3 +109,24 @@ def test_an_index_that_does_not_answer_is_said_so_with_the_mend(
     assert caught.value.code == "index-unreachable"
     assert MEND in caught.value.message
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_what_the_index_does_not_hold_is_said_with_the_adapters_own_mend(wheels: Path, tmp_path: Path) -> None:
+    absent = "take the wheel from elsewhere"
+    subject = Environment(tmp_path / "cache", "env", ("gatepebble==9.9+cpu",), ("gatepebble",), MEND, absent=absent)
+    with pytest.raises(UsageError, match=f"{absent}, then run again: {MEND}") as caught:
+        subject.install()
+    assert caught.value.code == "environment-failed"
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_packages_are_taken_out_and_another_name_is_shown(wheels: Path, tmp_path: Path) -> None:
+    aliases = {"pebble": "1.5+cpu"}
+    subject = Environment(tmp_path / "cache", "env", (PIN,), ("json",), MEND, without=("gatepebble",), aliases=aliases)
+    subject.install()
+    program = (
+        "import importlib.metadata as m, importlib.util as u; print(m.version('pebble'), u.find_spec('gatepebble'))"
+    )
+    said = subprocess.run([str(subject.python), "-I", "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["1.5+cpu", "None"]
+    assert subject.root != environment(tmp_path / "cache").root  # what is inside differs
