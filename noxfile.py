@@ -161,6 +161,17 @@ def g4_rehearsal(session: nox.Session) -> None:
 
 
 @nox.session(python=THIS)
+def g5_grid(session: nox.Session) -> None:
+    """The whole path of gate G5 with a short workload and without its prerequisites, then `verify`. Never binding."""
+    env = _install(session)
+    root = Path(session.create_tmp()) / "evidence"
+    overrides = ["gate=g5", "gate.override=true", "workload=grid-short", f"evidence.root={root}", *session.posargs]
+    session.run("python", "-m", "harness", "run", *overrides, env=env, success_codes=list(VALID))
+    newest = max(root.glob("g5-*"), key=lambda path: path.stat().st_mtime)
+    session.run("python", "-m", "harness", "verify", str(newest), env=env, success_codes=list(VALID))
+
+
+@nox.session(python=THIS)
 def bench(session: nox.Session) -> None:
     """A newcomer's first minutes; plan cache and load client beside their real peers. Wants a quiet machine."""
     env = _upstream(session)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from harness.client.metrics import LATENCY_AXES, THROUGHPUT_AXES, AxisValue, timing_axes
 from harness.records import Leg, MemorySample
 
-__all__ = ["MEMORY", "Axis", "axes_of", "leg_values", "memory_axes"]
+__all__ = ["LADDER", "MEMORY", "Axis", "axes_of", "ladder_peaks", "leg_values", "memory_axes", "place"]
+
+LADDER = 0  # in the place of a concurrency: a value over all concurrencies of a repetition; documents say null
 
 MEMORY = ("peak_pss_kib", "peak_rss_kib", "peak_gpu_memory_mib", "peak_mem_available_drop_kib")
 UNITS = {"request_throughput": "req/s", "peak_gpu_memory_mib": "MiB"}
@@ -17,7 +19,10 @@ UNITS = {"request_throughput": "req/s", "peak_gpu_memory_mib": "MiB"}
 
 @dataclass(frozen=True)
 class Axis:
-    """One number on which the arms are compared. `direction` is higher or lower: which way is better."""
+    """One number on which the arms are compared. `direction` is higher or lower: which way is better.
+
+    `concurrency` is LADDER for what spans all of them.
+    """
 
     name: str
     concurrency: int
@@ -26,20 +31,32 @@ class Axis:
     unit: str
 
 
-def axes_of(concurrencies: Sequence[int], gpu: bool, memory: bool = True) -> list[Axis]:
+def place(concurrency: int | None) -> str:
+    """Where an axis belongs, for people: its concurrency, or the whole ladder of them (LADDER, null in documents)."""
+    return f"c{concurrency}" if concurrency else "ladder"
+
+
+def axes_of(concurrencies: Sequence[int], gpu: bool, memory: bool = True, ladder: bool = False) -> list[Axis]:
     """20 timing and 4 memory axes per concurrency; 3 memory axes where no NVML device exists.
 
-    Without `memory` there are none: the servers are not the run's own.
+    Without `memory` there are none: the servers are not the run's own. With `ladder` the memory axes are those of all
+    concurrencies together, after the timing axes: 124 for six concurrencies on a GPU.
     """
-    found = [axis for concurrency in concurrencies for axis in _axes_at(concurrency, gpu)]
-    return [axis for axis in found if memory or axis.kind != "memory"]
+    found: list[Axis] = []
+    for concurrency in concurrencies:
+        found += _timing_at(concurrency)
+        found += _memory_at(concurrency, gpu) if memory and not ladder else ()
+    return [*found, *_memory_at(LADDER, gpu)] if memory and ladder else found
 
 
-def _axes_at(concurrency: int, gpu: bool) -> Iterable[Axis]:
+def _timing_at(concurrency: int) -> Iterable[Axis]:
     for name in THROUGHPUT_AXES:
         yield Axis(name, concurrency, "timing", "higher", UNITS.get(name, "tok/s"))
     for name in LATENCY_AXES:
         yield Axis(name, concurrency, "timing", "lower", "ms")
+
+
+def _memory_at(concurrency: int, gpu: bool) -> Iterable[Axis]:
     for name in MEMORY:
         if gpu or name != "peak_gpu_memory_mib":
             yield Axis(name, concurrency, "memory", "lower", UNITS.get(name, "KiB"))
@@ -65,6 +82,16 @@ def memory_axes(samples: Sequence[MemorySample], baseline_kib: int | None) -> di
         "peak_gpu_memory_mib": _peak([sample.gpu_mib for sample in samples], reasons[0] if reasons else "no samples"),
         "peak_mem_available_drop_kib": drop,
     }
+
+
+def ladder_peaks(values: Sequence[Mapping[str, AxisValue]]) -> dict[str, AxisValue]:
+    """The memory axes of one arm's repetition: the highest peak of its legs. One leg without a value leaves none."""
+    found = {}
+    for name in MEMORY:
+        unknown = next((value[name] for value in values if value[name].value is None), None)
+        peaks = [value[name].value for value in values]
+        found[name] = unknown or AxisValue(max(peak for peak in peaks if peak is not None), None)
+    return found
 
 
 def _peak(values: Iterable[int | None], reason: str) -> AxisValue:

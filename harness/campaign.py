@@ -118,11 +118,19 @@ def legs(config: Config, capabilities: Sequence[str], pairs: Sequence[Sequence[i
         count = config.gate.replays if "fp4_plans" in capabilities else 0
         found += [(f"replay-{number + 1}", "replay", "AB"[number % 2], None, None) for number in range(count)]
         return [LegPlan(f"{number:02d}-{leg[0]}", *leg[1:]) for number, leg in enumerate(found)]
-    for concurrency in config.gate.concurrencies:
-        for arm, repetition in leg_order(config.rule.order, config.gate.repetitions):
-            if pairs is None or [concurrency, repetition] in [list(pair) for pair in pairs]:
-                found.append((f"c{concurrency}-{arm}-r{repetition}", "timed", arm, concurrency, repetition))
+    for concurrency, arm, repetition in _series(config):
+        if pairs is None or [concurrency, repetition] in [list(pair) for pair in pairs]:
+            found.append((f"c{concurrency}-{arm}-r{repetition}", "timed", arm, concurrency, repetition))
     return [LegPlan(f"{number:02d}-{leg[0]}", *leg[1:]) for number, leg in enumerate(found)]
+
+
+def _series(config: Config) -> list[tuple[int, str, int]]:
+    """(concurrency, arm, repetition) in running order: G4 ends one concurrency before the next, G5 one repetition."""
+    order, points = leg_order(config.rule.order, config.gate.repetitions), config.gate.concurrencies
+    if config.gate.name != "g5":
+        return [(point, arm, repetition) for point in points for arm, repetition in order]
+    pairs = [order[start : start + 2] for start in range(0, len(order), 2)]
+    return [(point, arm, repetition) for pair in pairs for point in points for arm, repetition in pair]
 
 
 def _not_applicable(config: Config, capabilities: Sequence[str], gpu: bool) -> list[NotApplicable]:

@@ -33,7 +33,7 @@ def key(meaning: str, *, unit: str = "", default: Any = "???") -> Any:
 
 @dataclass
 class GateConfig:
-    name: str = key("which gate's demands apply: g2 or g4")
+    name: str = key("which gate's demands apply: g2, g4 or g5")
     concurrencies: list[int] = key("closed-loop concurrencies, in the order they are run", unit="requests in flight")
     repetitions: int = key("pairs of legs per concurrency")
     model_gate: bool = key("run the engine's own model gate for both arms first", default=True)
@@ -42,6 +42,8 @@ class GateConfig:
     )
     replays: int = key("g2: fresh processes that must load the frozen plan alike, arms alternating", default=0)
     stacked: bool = key("allow the arms to differ in more than one lever", default=False)
+    prerequisites: list[str] = key("g5: sealed PASS bundles of G1 to G4 of the same subject", default=[])
+    override: bool = key("g5: run without its prerequisites; the verdict then never binds", default=False)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness import campaign, canonical, floor_store, index, settings, signing, transport
+from harness import campaign, canonical, floor_store, index, prerequisites, settings, signing, transport
 from harness.agent.values import Packed, Prepared, pack_document
 from harness.config import Config
 from harness.display import Display
@@ -58,7 +58,10 @@ def run(config: Config, invoked_in: Path, console: Console, aa: Mapping[str, Any
     with closing(transport.connect(config.host)) as link, Display(console) as display:
         display.note("checking the configuration and preparing weights and prompts")
         document = _document(config, invoked_in)
+        proofs = _proofs(config, invoked_in, aa)
         plan, prepared = _plan(config, document, link, aa)
+        if proofs is not None:
+            plan = replace(plan, prerequisites=prerequisites.document(config.gate, proofs, plan))
         floors = [] if aa is not None else floor_store.choose(config.floor, root, invoked_in, plan)
         if floors:
             plan = replace(plan, floor={"digests": [floor["digest"] for floor in floors]})
@@ -124,6 +127,15 @@ def _document(config: Config, invoked_in: Path) -> bytes | None:
         ) from error
     config.engine.plan = str(path)
     return data
+
+
+def _proofs(config: Config, invoked_in: Path, aa: Mapping[str, Any] | None) -> list[prerequisites.Proof] | None:
+    """The bundles that a grid stands on; None where none are asked for. UsageError `prerequisites` refuses the run."""
+    if config.gate.name != "g5" or aa is not None:
+        return None
+    proofs = prerequisites.read(config.gate, invoked_in)
+    prerequisites.demand(config.gate, proofs)
+    return proofs
 
 
 def _plan(

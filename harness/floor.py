@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from harness import canonical
+from harness.axes import LADDER
 from harness.errors import HarnessError
 from harness.logratios import AxisKey
 from harness.plan import Plan
@@ -238,7 +239,7 @@ def loads(document: Any, name: str) -> Floor:
         if sealed(document)["digest"] != document["digest"]:
             raise ValueError("its content is not what its digest says: it was changed after it was sealed")
         rows: dict[AxisKey, Mapping[str, Any]] = {
-            (int(row["concurrency"]), str(row["name"])): row for row in document["axes"]
+            (int(row["concurrency"] or LADDER), str(row["name"])): row for row in document["axes"]
         }
         for stamp in ("made_utc", "expires_utc"):
             moment(document[stamp])

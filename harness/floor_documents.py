@@ -35,12 +35,12 @@ def from_campaigns(plan: Plan, campaigns: Sequence[Campaign], stopping: Mapping[
     logs = [logratios.campaign_logs(plan, campaign.legs) for campaign in campaigns]
     axes = [
         {
-            "concurrency": axis.concurrency,
+            "concurrency": axis.concurrency or None,
             "name": axis.name,
             "log_ratios": [found[axis.concurrency, axis.name].log_ratio for found in logs],
             "pairs": [list(found[axis.concurrency, axis.name].pairs) for found in logs],
         }
-        for axis in axes_of(plan.concurrencies, plan.gpu, plan.memory)
+        for axis in axes_of(plan.concurrencies, plan.gpu, plan.memory, plan.ladder)
     ]
     return _sealed(plan, campaigns, floor.CAMPAIGNS, {"axes": axes, "stopping": dict(stopping)})
 
@@ -50,13 +50,13 @@ def from_residuals(plan: Plan, runs: Sequence[Campaign]) -> dict[str, Any]:
     values = [logratios.arm_values(run.legs) for run in runs]
     axes = [
         {
-            "concurrency": axis.concurrency,
+            "concurrency": axis.concurrency or None,
             "name": axis.name,
             "residuals": [
                 _residuals(found.get((arm, axis.concurrency, axis.name), [])) for found in values for arm in "AB"
             ],
         }
-        for axis in axes_of(plan.concurrencies, plan.gpu, plan.memory)
+        for axis in axes_of(plan.concurrencies, plan.gpu, plan.memory, plan.ladder)
     ]
     return _sealed(plan, runs, floor.ARCHIVED, {"axes": axes, "stopping": None})
 

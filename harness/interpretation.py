@@ -80,7 +80,7 @@ def interpret(
     terms = Terms.from_json(plan.rule["interpretation"])
     floors, head = _floors(plan, legs, documents, started_utc, terms)
     logs = logratios.campaign_logs(plan, legs)
-    axes = axes_of(plan.measured, plan.gpu, plan.memory)
+    axes = axes_of(plan.measured, plan.gpu, plan.memory, plan.ladder)
     comparison = Comparison(axes, [logs], _twins(plan, legs, floors), floors, terms, plan.repetitions)
     found = rows(comparison)
     return {
@@ -151,7 +151,7 @@ def _cannot_tell(floors: Sequence[Floor]) -> str | None:
 def _twins(plan: Plan, legs: Sequence[Leg], floors: Sequence[Floor]) -> dict[AxisKey, str | None]:
     """The floor was there first: where it saw mean ITL and mean TPOT apart, they stay two numbers."""
     twins: dict[AxisKey, str | None] = {}
-    for axis in axes_of(plan.measured, plan.gpu, plan.memory):
+    for axis in axes_of(plan.measured, plan.gpu, plan.memory, plan.ladder):
         single = logratios.one_token_chunks(legs, axis.concurrency)
         single = single and all(item.one_token.get(axis.concurrency, False) for item in floors)
         twins[axis.concurrency, axis.name] = logratios.same_as(axis.name, single)
@@ -171,7 +171,7 @@ def rows(comparison: Comparison) -> list[dict[str, Any]]:
     for axis in comparison.axes:
         twin = comparison.twins[axis.concurrency, axis.name]
         key = (axis.concurrency, twin or axis.name)
-        place = {"concurrency": axis.concurrency, "name": axis.name, "kind": axis.kind, "same_as": twin}
+        place = {"concurrency": axis.concurrency or None, "name": axis.name, "kind": axis.kind, "same_as": twin}
         pairs = {"pairs": list(comparison.campaigns[0][key].pairs)}
         found.append({**place, **pairs, **_row(comparison, key, estimates[key], weighed[key], adjusted.get(key))})
     return found
@@ -227,7 +227,7 @@ def _biased(comparison: Comparison) -> list[dict[str, Any]] | None:
     found = comparison.spreads
     adjusted = floors_module.bias_p_values(list(found.values()), len(comparison.own))
     biased = [
-        {"concurrency": key[0], "name": key[1], "floor_mean": rounded(spread.mean), "holm_p": rounded(p)}
+        {"concurrency": key[0] or None, "name": key[1], "floor_mean": rounded(spread.mean), "holm_p": rounded(p)}
         for (key, spread), p in zip(found.items(), adjusted, strict=True)
         if p < comparison.terms.alpha
     ]

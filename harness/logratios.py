@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from harness.axes import Axis, axes_of, leg_values
-from harness.client.metrics import THROUGHPUT_AXES
+from harness.axes import LADDER, Axis, axes_of, ladder_peaks, leg_values
+from harness.client.metrics import THROUGHPUT_AXES, AxisValue
 from harness.plan import Plan
 from harness.records import Leg
 from harness.rule import Rule, judge
@@ -19,7 +19,7 @@ from harness.statistics import rounded
 
 __all__ = ["AxisKey", "AxisLogs", "arm_values", "campaign_logs", "first_legs", "one_token_chunks", "same_as"]
 
-AxisKey = tuple[int, str]  # concurrency and name
+AxisKey = tuple[int, str]  # concurrency (LADDER for all of them) and name
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,22 @@ class AxisLogs:
 
 
 def arm_values(legs: Sequence[Leg]) -> dict[tuple[str, int, str], list[Fraction | None]]:
-    """The values of the timed legs by (arm, concurrency, axis), in the order of repetitions."""
+    """The values of the timed legs by (arm, concurrency, axis), in the order of repetitions.
+
+    Under LADDER are the memory axes over all concurrencies of a repetition.
+    """
     timed = [leg for leg in legs if leg.kind == "timed" and leg.concurrency is not None]
     values: dict[tuple[str, int, str], list[Fraction | None]] = {}
+    ladders: dict[tuple[str, int], list[dict[str, AxisValue]]] = {}
     for leg in sorted(timed, key=lambda leg: leg.repetition or 0):
         assert leg.concurrency is not None
-        for name, found in leg_values(leg).items():
-            values.setdefault((leg.arm, leg.concurrency, name), []).append(found.value)
+        found = leg_values(leg)
+        ladders.setdefault((leg.arm, leg.repetition or 0), []).append(found)
+        for name, item in found.items():
+            values.setdefault((leg.arm, leg.concurrency, name), []).append(item.value)
+    for (arm, _), ladder in ladders.items():
+        for name, item in ladder_peaks(ladder).items():
+            values.setdefault((arm, LADDER, name), []).append(item.value)
     return values
 
 
@@ -46,7 +55,7 @@ def campaign_logs(plan: Plan, legs: Sequence[Leg]) -> dict[AxisKey, AxisLogs]:
     rule, values = Rule.from_json(plan.rule), arm_values(legs)
     return {
         (axis.concurrency, axis.name): axis_logs(axis, _of(values, "A", axis), _of(values, "B", axis), rule)
-        for axis in axes_of(plan.concurrencies, plan.gpu, plan.memory)
+        for axis in axes_of(plan.concurrencies, plan.gpu, plan.memory, plan.ladder)
     }
 
 

@@ -31,7 +31,7 @@ def omnibus(misses: Mapping[int, int], axes: Mapping[int, int], null: Mapping[in
         "p": rounded(whole),
         "per_concurrency": [
             {
-                "concurrency": concurrency,
+                "concurrency": concurrency or None,
                 "misses": misses[concurrency],
                 "of": axes[concurrency],
                 "p": rounded(_at_least(Counter(null[concurrency]), misses[concurrency]))

@@ -13,7 +13,7 @@ from harness.rule import altered
 __all__ = ["FORMAT", "Arm", "LegPlan", "NotApplicable", "Plan", "leg_order", "partition", "prompts_digest"]
 
 FORMAT = "nvfp4-gates-plan-v1"
-LATER = ("aa", "floor")
+LATER = ("aa", "floor", "prerequisites")
 ORDERS = {"seed": ("AB", "BA", "AB"), "abba": ("AB", "BA", "BA", "AB"), "fixed": ("AB",)}
 
 
@@ -72,6 +72,7 @@ class Plan:
     format: str = FORMAT
     aa: Mapping[str, Any] | None = None  # a campaign of an A/A floor: its number, and the pairs it still lacks
     floor: Mapping[str, Any] | None = None  # the floors by which the verdict is interpreted, by their digests
+    prerequisites: Mapping[str, Any] | None = None  # G5: the sealed bundles it stands on, and whether it was overridden
 
     def requests(self, concurrency: int) -> int:
         return int(self.workload["points"][str(concurrency)])
@@ -88,6 +89,11 @@ class Plan:
     def memory(self) -> bool:
         """Whether memory is measured: not where the servers run already and are not this run's own."""
         return "external" not in self.capabilities
+
+    @property
+    def ladder(self) -> bool:
+        """Whether memory is one value a repetition, over all concurrencies, and the repetitions are run in turn."""
+        return self.gate == "g5"
 
     @property
     def measured(self) -> tuple[int, ...]:
@@ -107,9 +113,18 @@ class Plan:
             reasons.append("rule.order=fixed lets drift look like a difference between the arms")
         if (changed := altered(self.rule)) is not None:
             reasons.append(changed)
+        reasons += self._unfounded()
         if self.aa is not None:
             reasons.append("both arms are the baseline: this is a campaign of an A/A floor")
         return reasons
+
+    def _unfounded(self) -> list[str]:
+        """What the sealed bundles that this run stands on leave open."""
+        if self.prerequisites is None:
+            return []
+        reasons = [str(self.prerequisites["overridden"])] if self.prerequisites["overridden"] else []
+        loose = [gate.upper() for gate, row in sorted(self.prerequisites["gates"].items()) if not row["binding"]]
+        return reasons + ([f"the verdicts that it stands on do not all bind: {', '.join(loose)}"] if loose else [])
 
     def to_bytes(self) -> bytes:
         """Fields that came later are left out where they hold nothing, so that old plans keep their bytes."""

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 MAX_PORT = 65535
+GATES = ("g2", "g4", "g5")
 
 
 def conf_dir() -> Path:
@@ -154,7 +155,7 @@ def _demand(good: bool, name: str, value: object, need: str) -> None:
 def _check(config: Config) -> None:
     """Relations that types cannot say."""
     gate, host, load, rule = config.gate, config.host, config.workload, config.rule
-    _demand(gate.name in ("g2", "g4"), "gate.name", gate.name, "the gates built so far are: g2, g4")
+    _demand(gate.name in GATES, "gate.name", gate.name, f"the gates built so far are: {', '.join(GATES)}")
     _demand(gate.replays >= 0, "gate.replays", gate.replays, "must not be negative")
     _demand(bool(gate.concurrencies), "gate.concurrencies", gate.concurrencies, "at least one concurrency is needed")
     for concurrency in gate.concurrencies:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness import canonical
+from harness.axes import place
 from harness.plan import Plan
 
 __all__ = ["TEST_RESULT", "VERDICT", "statements"]
@@ -50,7 +51,7 @@ def _test_result(plan: Plan, verdict: Mapping[str, Any]) -> dict[str, Any]:
     for check in verdict["checks"]:
         codes[check["code"]] = codes.get(check["code"], True) and check["ok"]
     tests = {f"validity {code}": ok for code, ok in codes.items()}
-    tests |= {f"c{row['concurrency']} {row['name']}": row["pass"] for row in verdict["axes"]}
+    tests |= {f"{place(row['concurrency'])} {row['name']}": row["pass"] for row in verdict["axes"]}
     warned = [f"not binding: {reason}" for reason in verdict["not_binding_because"]]
     return {
         "result": "FAILED" if verdict["outcome"] != "PASS" else "WARNED" if warned else "PASSED",

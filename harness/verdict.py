@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from fractions import Fraction
 from typing import Any
 
-from gates import g2, g4, servers
+from gates import g2, g4, g5, servers
 from harness import axes as axes_module
 from harness.interpretation import interpret
+from harness.logratios import arm_values
 from harness.plan import Plan
 from harness.records import Check, Leg
 from harness.rule import AxisResult, Rule, decimal_text, judge
@@ -17,8 +17,12 @@ from harness.rule import AxisResult, Rule, decimal_text, judge
 __all__ = ["FORMAT", "compute", "leg_checks"]
 
 FORMAT = "nvfp4-gates-verdict-v1"
-GATES: Mapping[str, Callable[[Plan, Sequence[Leg]], list[Check]]] = {"g2": g2.checks, "g4": g4.checks}
-LEG_GATES: Mapping[str, Callable[[Plan, Leg], list[Check]]] = {"g4": g4.leg_checks}
+GATES: Mapping[str, Callable[[Plan, Sequence[Leg]], list[Check]]] = {
+    "g2": g2.checks,
+    "g4": g4.checks,
+    "g5": g5.checks,
+}
+LEG_GATES: Mapping[str, Callable[[Plan, Leg], list[Check]]] = {"g4": g4.leg_checks, "g5": g5.leg_checks}
 VOIDING: Mapping[str, frozenset[str]] = {"g2": g2.VOIDING}  # gates of checks: what else fails is a FAIL
 
 
@@ -109,20 +113,16 @@ def leg_checks(plan: Plan, leg: Leg) -> list[Check]:
 
 
 def _axis_results(plan: Plan, legs: Sequence[Leg], rule: Rule) -> list[AxisResult]:
-    values: dict[tuple[str, int, str], list[Fraction | None]] = {}
-    for leg in legs:
-        if leg.kind == "timed" and leg.concurrency is not None:
-            for name, found in axes_module.leg_values(leg).items():
-                values.setdefault((leg.arm, leg.concurrency, name), []).append(found.value)
+    values = arm_values(legs)
     return [
         judge(axis, values[("A", axis.concurrency, axis.name)], values[("B", axis.concurrency, axis.name)], rule)
-        for axis in axes_module.axes_of(plan.measured, plan.gpu, plan.memory)
+        for axis in axes_module.axes_of(plan.measured, plan.gpu, plan.memory, plan.ladder)
     ]
 
 
 def _null_check(result: AxisResult) -> Check:
     """A value that could not be had is not a miss: the measurement is incomplete. (A zero is a value; it misses.)"""
-    where = f"c{result.axis.concurrency} {result.axis.name}"
+    where = f"{axes_module.place(result.axis.concurrency)} {result.axis.name}"
     return Check("axis-null", where, result.reason or "null", "a value in every repetition", False)
 
 
@@ -132,6 +132,7 @@ def _axis_row(result: AxisResult) -> dict[str, Any]:
     ratio = result.ratio
     return {
         **asdict(result.axis),
+        "concurrency": result.axis.concurrency or None,
         "candidate": decimal_text(result.candidate),
         "baseline": decimal_text(result.baseline),
         "ratio": None if ratio is None else {"numerator": str(ratio.numerator), "denominator": str(ratio.denominator)},

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import bundle, canonical, journal, logratios
-from harness.axes import axes_of
+from harness.axes import LADDER, axes_of
 from harness.logratios import AxisKey
 from harness.plan import Plan
 from harness.records import Leg
@@ -25,7 +25,7 @@ class Row:
     `noise` is how far identical arms stray (95 %), as half a width about 0; `repeats` names the axis it is a copy of.
     """
 
-    concurrency: int
+    concurrency: int  # LADDER for all of them
     name: str
     kind: str
     unit: str
@@ -89,9 +89,12 @@ class Evidence:
         if self.void:
             return []
         logs = logratios.campaign_logs(self.plan, self.legs)
-        weighed = {(row["concurrency"], row["name"]): row for row in (self.interpretation or {}).get("axes", ())}
-        judged = {(row["concurrency"], row["name"]): row for row in self.verdict["axes"]}
-        keys = [(axis.concurrency, axis.name) for axis in axes_of(self.plan.measured, self.plan.gpu, self.plan.memory)]
+        weighed = {
+            (row["concurrency"] or LADDER, row["name"]): row for row in (self.interpretation or {}).get("axes", ())
+        }
+        judged = {(row["concurrency"] or LADDER, row["name"]): row for row in self.verdict["axes"]}
+        axes = axes_of(self.plan.measured, self.plan.gpu, self.plan.memory, self.plan.ladder)
+        keys = [(axis.concurrency, axis.name) for axis in axes]
         return [_row(judged[key], logs[key], weighed.get(key, {})) for key in keys if key in judged]
 
     @cached_property
@@ -107,7 +110,7 @@ def _worst(row: Row) -> float:
 def _row(judged: Mapping[str, Any], logs: logratios.AxisLogs, weighed: Mapping[str, Any]) -> Row:
     interval = weighed.get("interval")
     return Row(
-        concurrency=judged["concurrency"],
+        concurrency=judged["concurrency"] or LADDER,
         name=judged["name"],
         kind=judged["kind"],
         unit=judged["unit"],

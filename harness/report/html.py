@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from harness.axes import LADDER
 from harness.report import figures, words
 from harness.report.evidence import Evidence, Row
 from harness.report.style import STYLE
@@ -146,13 +147,17 @@ def _forest(evidence: Evidence) -> Section:
             "<p>No floor, so there are no bands and no intervals: dots alone do not tell a difference from noise.</p>"
         )
     parts = []
-    for concurrency in evidence.plan.measured:
+    for concurrency in dict.fromkeys(row.concurrency for row in evidence.rows):
         lines = [row for row in evidence.rows if row.concurrency == concurrency]
         items = "".join(_forest_row(row, figures.forest(row, scale)) for row in lines)
         ends = '<div class="ends" aria-hidden="true"><span>← A worse</span><span>A better →</span></div>'
         axis = f'<div class="forest-row axis"><div></div><div>{ends}{figures.forest_axis(scale)}</div></div>'
-        parts.append(f"<h3>Concurrency {concurrency}</h3>{axis}{items}")
+        parts.append(f"<h3>{_heading(concurrency)}</h3>{axis}{items}")
     return "forest", "Every axis", note + "".join(parts)
+
+
+def _heading(concurrency: int) -> str:
+    return "All concurrencies together" if concurrency == LADDER else f"Concurrency {concurrency}"
 
 
 def _forest_row(row: Row, drawing: str) -> str:

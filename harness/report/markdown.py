@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import journal
+from harness.axes import place
 from harness.plan import Plan
 from harness.report.summary import NEWCOMER, checks_line, counts_line, failed_lines, miss_lines, reason_lines
 
@@ -60,7 +61,14 @@ def _head(plan: Plan, verdict: Mapping[str, Any]) -> list[str]:
         f"{plan.repetitions} repetitions, at least {plan.rule['threshold']} on every axis. Arm A is the candidate, B "
         "is the baseline; a ratio above 1 means that A is better. `python -m harness verify` recomputes this page.",
         "",
+        *_overridden(plan),
     ]
+
+
+def _overridden(plan: Plan) -> list[str]:
+    """At the top, whatever the outcome: a grid that does not stand on its gates must not be quoted as one that does."""
+    said = plan.prerequisites["overridden"] if plan.prerequisites else None
+    return [f"**Never binding: {said}.**", ""] if said else []
 
 
 def _outcome(verdict: Mapping[str, Any]) -> list[str]:
@@ -114,6 +122,8 @@ def _subject(plan: Plan) -> list[str]:
     rows: list[tuple[str, object]] = [("difference", item) for item in plan.difference]
     rows += [(f"subject {name}", value) for name, value in sorted(plan.subject.items())]
     rows += [(f"host {name}", value) for name, value in sorted(plan.host.items())]
+    gates = plan.prerequisites["gates"] if plan.prerequisites else {}
+    rows += [(f"stands on {gate.upper()}", row["digest"]) for gate, row in sorted(gates.items())]
     rows += [
         ("workload", f"{plan.input_tokens} tokens in, {plan.output_tokens} out, seed {plan.workload['seed']}"),
         ("order", plan.rule["order"]),
@@ -140,7 +150,7 @@ def _axes(verdict: Mapping[str, Any]) -> list[str]:
         return []
     rows = [
         (
-            f"c{row['concurrency']}",
+            place(row["concurrency"]),
             row["name"],
             f"{float(row['candidate']):.6g}",
             f"{float(row['baseline']):.6g}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from harness.axes import place
 from harness.journal import VOIDED
 
 __all__ = ["NEWCOMER", "counts_line", "miss_lines", "reason_lines", "summary"]
@@ -49,7 +50,7 @@ def miss_lines(verdict: Mapping[str, Any]) -> list[str]:
     """One line a missed axis, the worst first; an axis without a ratio comes before all others."""
     missed = sorted((row for row in verdict["axes"] if not row["pass"]), key=lambda row: float(row["ratio_text"] or 0))
     return [
-        f"c{row['concurrency']} {row['name']}: {ratio_words(row)} "
+        f"{place(row['concurrency'])} {row['name']}: {ratio_words(row)} "
         f"({float(row['candidate']):.6g} against {float(row['baseline']):.6g} {row['unit']})"
         for row in missed
     ]

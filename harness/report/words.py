@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness.axes import place
 from harness.report.evidence import Evidence, Row
 from harness.report.summary import MEANING
 
@@ -106,7 +107,7 @@ def _order_lines(bias: Mapping[str, Any]) -> list[str]:
     if axes is None:
         lines = ["Bias of the order: cannot be told without a floor."]
     elif axes:
-        named = ", ".join(f"c{row['concurrency']} {row['name']} {percent(row['floor_mean'])}" for row in axes)
+        named = ", ".join(f"{place(row['concurrency'])} {row['name']} {percent(row['floor_mean'])}" for row in axes)
         lines = [f"Identical arms differ by the order alone on {named}."]
     else:
         lines = ["No axis on which identical arms differ by the order alone."]
@@ -194,4 +195,4 @@ def attempt_lines(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def row_words(row: Row) -> str:
-    return f"c{row.concurrency} {row.name}"
+    return f"{place(row.concurrency)} {row.name}"

@@ -1,0 +1,104 @@
+"""The sealed bundles that a grid stands on: read, verified, and of the same subject, or a sentence why not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gates.g5 import NEEDED
+from harness import canonical, verify
+from harness.config import GateConfig
+from harness.errors import HarnessError, UsageError
+from harness.plan import Plan
+
+__all__ = ["Proof", "about", "demand", "document", "read"]
+
+OVERRIDDEN = "gate.override=true: started without a sealed PASS of "
+MEND = "run those gates, or give gate.override=true for a verdict that never binds"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One sealed bundle: its gate, its outcome as recomputed from its raw files, and what it was about."""
+
+    path: str
+    gate: str
+    outcome: str
+    binding: bool
+    digest: str
+    about: Mapping[str, Any]
+
+
+def read(gate: GateConfig, invoked_in: Path) -> list[Proof]:
+    """The bundles of `gate.prerequisites`, each verified. UsageError `prerequisite` names the one that is unfit."""
+    proofs = [_read((invoked_in / path).resolve()) for path in gate.prerequisites]
+    seen: dict[str, Proof] = {}
+    for proof in proofs:
+        if proof.gate in seen:
+            _refuse(f"{seen[proof.gate].path} and {proof.path} are both of {proof.gate.upper()}; name one")
+        seen[proof.gate] = proof
+        if proof.gate not in NEEDED:
+            _refuse(f"{proof.path} is of {proof.gate.upper()}; a grid stands on {_names(NEEDED)}")
+        if proof.outcome != "PASS":
+            _refuse(f"{proof.path} is {proof.outcome} of {proof.gate.upper()}, not PASS; {MEND}")
+    return proofs
+
+
+def _missing(proofs: Sequence[Proof]) -> list[str]:
+    """The gates without a bundle, in order."""
+    given = {proof.gate for proof in proofs}
+    return [gate for gate in NEEDED if gate not in given]
+
+
+def demand(gate: GateConfig, proofs: Sequence[Proof]) -> None:
+    """UsageError `prerequisites` where a gate has no bundle and nobody said to go on without."""
+    if (lacking := _missing(proofs)) and not gate.override:
+        _refuse(f"no sealed PASS bundle of {_names(lacking)} is among gate.prerequisites={gate.prerequisites}; {MEND}")
+
+
+def document(gate: GateConfig, proofs: Sequence[Proof], plan: Plan) -> dict[str, Any]:
+    """`prerequisites` of the plan: digests by gate, and what an override did without.
+
+    UsageError `prerequisites` for a bundle about another subject; an override does not excuse that.
+    """
+    mine = about(canonical.loads(plan.to_bytes(), "plan.json"))
+    for proof in proofs:
+        differing = [name for name in mine if proof.about.get(name) != mine[name]]
+        if differing:
+            _refuse(f"{proof.path} ({proof.gate.upper()}) is about another subject: its {differing[0]} differs")
+    lacking = _missing(proofs)
+    rows = {proof.gate: {"digest": proof.digest, "binding": proof.binding} for proof in proofs}
+    return {"gates": rows, "overridden": OVERRIDDEN + _names(lacking) if lacking else None}
+
+
+def about(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What two plans must share to speak of the same subject: engine, its identity, and the candidate arm.
+
+    The baseline may differ: G4's is the candidate without its lever, G5's is the oracle.
+    """
+    return {name: plan.get(name) for name in ("engine", "subject", "candidate")}
+
+
+def _read(root: Path) -> Proof:
+    try:
+        found = verify.verify(root)
+        if found.verdict is None:
+            _refuse(f"{root} is tampered with: {found.faults[0]}")
+        plan = canonical.loads((root / "plan.json").read_bytes(), "plan.json")
+        verdict: Mapping[str, Any] = found.verdict or {}
+        binding = bool(verdict.get("binding"))
+        return Proof(str(root), str(plan["gate"]), found.outcome, binding, found.digest, about(plan))
+    except (HarnessError, OSError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UsageError) and error.code == "prerequisites":
+            raise
+        raise UsageError("prerequisites", f"gate.prerequisites: {root}: {error}; give sealed bundles") from error
+
+
+def _refuse(message: str) -> None:
+    raise UsageError("prerequisites", message)
+
+
+def _names(gates: Sequence[str]) -> str:
+    return ", ".join(gate.upper() for gate in gates)
