@@ -15,6 +15,7 @@ from harness.axes import axes_of, place
 from harness.errors import UsageError
 from harness.plan import Plan, partition, prompts_digest
 from harness.records import Leg
+from harness.report import evidence, html
 from harness.report.summary import summary
 from harness.settings import compose_config
 from tests.builders import ALL, SHA, good_legs, small_plan, write_bundle
@@ -126,6 +127,11 @@ def test_an_override_is_in_the_plan_and_on_every_page(tmp_path: Path) -> None:
     void = write_bundle(tmp_path / "void", plan, good_legs(plan)[:-1])
     for bundle in (root, void):
         assert f"**Never binding: {OVERRIDE['overridden']}.**" in (bundle / "report.md").read_text()
+        again = verify.verify(bundle)
+        assert again.verdict is not None
+        page = html.render(evidence.read(bundle, again.verdict, again.digest), [])
+        assert str(OVERRIDE["overridden"]) in page
+        assert ("All concurrencies together" in page) == (again.outcome == "PASS")
 
 
 def test_prerequisites_that_do_not_bind_take_the_grid_with_them() -> None:
