@@ -6,6 +6,7 @@ a narrower drawing and not a smaller one.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -91,14 +92,16 @@ def niced(low: float, high: float, count: int = 5) -> list[float]:
     return [index * step for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def decades(low: float, high: float) -> list[float]:
-    """1, 2, 5 of each power of ten between two positive numbers; thinned where they are many."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+def decades(scale: Scale, room: float) -> list[float]:
+    """1, 2, 5 of each power of ten on a logarithmic scale, or fewer, so that neighbours are `room` percent apart."""
+    powers = range(math.floor(math.log10(scale.low)), math.ceil(math.log10(scale.high)) + 1)
+    found: list[float] = []
     for factors in ((1, 2, 5), (1, 3), (1,)):
-        found = [value for power in powers for factor in factors if low <= (value := factor * 10.0**power) <= high]
-        if len(found) <= 6:
-            break
-    return found
+        found = [value for power in powers for factor in factors if scale.holds(value := factor * 10.0**power)]
+        places = [scale(value) for value in found]
+        if all(right - left >= room for left, right in itertools.pairwise(places)):
+            return found
+    return found[::2]
 
 
 def x_axis(ticks: Iterable[tuple[float, str]], top: float, bottom: float) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,10 +34,10 @@ def _report(options: argparse.Namespace) -> int:
     found = _read(options.bundle)
     if isinstance(found, list):
         return _tampered(options.bundle, found)
-    attempts = _attempts(options.bundle, found)
-    text = pull_request.render(found, attempts)
+    attempts, doubts = _attempts(options.bundle, found)
+    text = pull_request.render(found, attempts, doubts)
     if options.html is not None:
-        _write(options.html, html.render(found, attempts))
+        _write(options.html, html.render(found, attempts, doubts))
     if options.junit is not None:
         _write(options.junit, junit.render(found))
     return _tell(options, text)
@@ -83,17 +84,18 @@ def _read(root: Path) -> Evidence | list[str]:
     return evidence_module.read(root, found.verdict, found.digest)
 
 
-def _attempts(root: Path, found: Evidence) -> list[Mapping[str, Any]] | None:
-    """Attempts before this one, from the index beside the bundle; None where there is no index."""
+def _attempts(root: Path, found: Evidence) -> tuple[list[Mapping[str, Any]] | None, list[str]]:
+    """Attempts before this one, and why their list may not be whole.
+
+    From the index beside the bundle, else those that the run itself recorded at its start; None where it recorded none.
+    """
     folder = root.resolve().parent
     if not (folder / index.NAME).is_file():
-        return None
-    rows: list[Mapping[str, Any]] = []
-    for row in index.earlier(folder, index.subject_key(found.plan)):
-        if row["bundle"] == found.digest:
-            break
-        rows.append(row)
-    return rows
+        recorded = (event["earlier"] for event in found.events if event["event"] == "start" and "earlier" in event)
+        return next(recorded, None), []
+    rows = index.earlier(folder, index.subject_key(found.plan))
+    before = list(itertools.takewhile(lambda row: row["bundle"] != found.digest, rows))
+    return [*before], index.gaps(folder)
 
 
 def _write(path: Path, text: str) -> None:

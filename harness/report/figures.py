@@ -126,7 +126,7 @@ def _ecdf(evidence: Evidence, concurrency: int, name: str, pick: Any) -> str | N
     high = max(values[-1] for values in arms.values())
     low = max(high / WIDEST, min(values[0] for values in arms.values()))
     x, y = Scale(low, max(high, low * 1.01), 1, 99, log=True), Scale(0, 1, 160, 14)
-    marks = chart.decades(x.low, x.high)
+    marks = chart.decades(x, ROOM)
     body = chart.x_axis([(x(value), f"{value:g} ms") for value in marks], 14, 160)
     body += chart.y_grid([(y(share), f"{share:.0%}") for share in (0.1, 0.5, 0.9)])
     body += [chart.path(_steps(values, x, y), 180, f"trace arm-{arm}") for arm, values in arms.items()]

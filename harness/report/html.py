@@ -20,11 +20,14 @@ SIGNS = {"PASS": "✓", "FAIL": "✗", "VOID": "∅"}
 LABEL_SIGNS = {"REAL": "●", "REAL-SMALL": "◐", "NOISE": "○", "UNRESOLVED": "?", "NO-FLOOR": "–"}
 
 
-def render(evidence: Evidence, attempts: Sequence[Mapping[str, Any]] | None = None) -> str:
-    """The whole page. `attempts` are earlier ones at the same subject; None where nobody looked."""
+def render(evidence: Evidence, attempts: Sequence[Mapping[str, Any]] | None = None, doubts: Sequence[str] = ()) -> str:
+    """The whole page. `attempts` are earlier ones at the same subject, None where nobody looked.
+
+    `doubts` say why their list may not be whole.
+    """
     sections = [_void(evidence)] if evidence.void else _measured(evidence)
     sections += [_validity(evidence), _provenance(evidence)]
-    sections += [_attempts(attempts)] if attempts is not None else []
+    sections += [_attempts(attempts, doubts)] if attempts is not None else []
     outcome = evidence.verdict["outcome"]
     meaning = words.title_meaning(evidence)
     head = (
@@ -244,7 +247,7 @@ def _provenance(evidence: Evidence) -> Section:
     return "provenance", "Provenance", f"<dl>{items}</dl>{note}"
 
 
-def _attempts(attempts: Sequence[Mapping[str, Any]]) -> Section:
-    if not attempts:
-        return "attempts", "Earlier attempts", "<p>None at this subject under this evidence root.</p>"
-    return "attempts", f"Earlier attempts ({len(attempts)})", listed(words.attempt_lines(attempts))
+def _attempts(attempts: Sequence[Mapping[str, Any]], doubts: Sequence[str]) -> Section:
+    lines = [*doubts, *words.attempt_lines(attempts)]
+    none = "" if attempts else "<p>None recorded at this subject under this evidence root.</p>"
+    return "attempts", f"Earlier attempts ({len(attempts)})", none + (listed(lines) if lines else "")

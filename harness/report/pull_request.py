@@ -17,8 +17,11 @@ ATTEMPTS = 5
 MIXTURES = 8
 
 
-def render(evidence: Evidence, attempts: Sequence[Mapping[str, Any]] | None = None) -> str:
-    """Markdown. `attempts` are earlier ones at the same subject; None where nobody looked."""
+def render(evidence: Evidence, attempts: Sequence[Mapping[str, Any]] | None = None, doubts: Sequence[str] = ()) -> str:
+    """Markdown. `attempts` are earlier ones at the same subject, None where nobody looked.
+
+    `doubts` say why their list may not be whole.
+    """
     parts = [
         [
             f"# {words.title(evidence)}",
@@ -29,7 +32,7 @@ def render(evidence: Evidence, attempts: Sequence[Mapping[str, Any]] | None = No
         _void(evidence) if evidence.void else [*_misses(evidence), *_interpretation(evidence)],
         _validity(evidence),
         _provenance(evidence),
-        _attempts(attempts),
+        _attempts(attempts, doubts),
     ]
     return "\n".join(line for part in parts for line in part).rstrip("\n") + "\n"
 
@@ -108,10 +111,9 @@ def _provenance(evidence: Evidence) -> list[str]:
     return ["## Provenance", "", *(f"* {_cell(line)}" for line in lines), ""]
 
 
-def _attempts(attempts: Sequence[Mapping[str, Any]] | None) -> list[str]:
+def _attempts(attempts: Sequence[Mapping[str, Any]] | None, doubts: Sequence[str]) -> list[str]:
     if attempts is None:
         return []
-    if not attempts:
-        return ["## Earlier attempts", "", "None at this subject under this evidence root.", ""]
-    lines = words.attempt_lines(attempts)[-ATTEMPTS:]
+    lines = [*doubts[:ATTEMPTS], *words.attempt_lines(attempts)[-ATTEMPTS:]]
+    lines = lines or ["None recorded at this subject under this evidence root."]
     return [f"## Earlier attempts: {len(attempts)}", "", *(f"* {_cell(line)}" for line in lines), ""]

@@ -62,6 +62,6 @@ dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
 @media print{body{font-size:10pt;max-width:none;padding:0}nav,.skip{display:none}.scroll{overflow:visible}
 table{font-size:7.5pt}th,td{padding:1pt 3pt}.figures td,.figures th{white-space:normal}
 .forest-row{grid-template-columns:1fr 1fr}.said,.badge{font-size:7pt}.forest-row>div:first-child{font-size:8pt}
-.forest-row,tr,li{break-inside:avoid}h2,h3{break-after:avoid}
+.forest-row,tr,li{break-inside:avoid}h2,h3,h2+p{break-after:avoid}
 *{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """.strip().replace("\n", "")

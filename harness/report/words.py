@@ -190,6 +190,8 @@ def attempt_lines(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
     """One sentence an earlier attempt at the same subject, the oldest first."""
     return [
         f"{row['run']}: {row['outcome']}, {'binding' if row['binding'] else 'not binding'}, sealed {row['utc']}"
+        + (f" ({', '.join(row['void'])})" if row.get("void") else "")
+        + (", measured again later" if row.get("superseded") else "")
         for row in attempts
     ]
 

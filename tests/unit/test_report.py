@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from harness import canonical
+from harness import canonical, index
 from harness.cli import main
 from harness.plan import Plan
 from harness.records import Leg
@@ -165,7 +165,7 @@ def test_what_a_bundle_says_is_text_and_never_markup(tmp_path: Path) -> None:
 
 def test_attempts_are_told_apart_from_never_having_looked(example: Evidence) -> None:
     assert "Earlier attempts" not in html.render(example, None)
-    assert "None at this subject" in pull_request.render(example, [])
+    assert "None recorded at this subject" in pull_request.render(example, [])
     many = [{**ATTEMPT, "run": f"g4-{number}"} for number in range(300)]
     text = pull_request.render(example, many)
     assert "Earlier attempts: 300" in text
@@ -178,7 +178,9 @@ def test_scales_and_ticks() -> None:
     assert scale(10) == pytest.approx(50)
     assert (scale(1000), Scale(2, 2, 0, 10)(2)) == (100, 5)
     assert chart.niced(0, 10, 5) == [0, 2, 4, 6, 8, 10]
-    assert chart.decades(0.9, 60) == [1, 2, 5, 10, 20, 50]
+    assert chart.decades(Scale(0.9, 60, 0, 100, log=True), 10) == [1, 2, 5, 10, 20, 50]
+    assert chart.decades(Scale(0.9, 60, 0, 100, log=True), 17) == [1, 3, 10, 30]
+    assert chart.decades(Scale(1, 1e9, 0, 100, log=True), 17) == [1, 100, 10_000, 1e6, 1e8]
 
 
 # ------------------------------------------------------------------------------------------------ the verb
@@ -277,3 +279,30 @@ def test_a_void_or_altered_run_is_compared_with_nothing(tmp_path: Path, capsys: 
     assert "not-comparable: void is VOID" in capsys.readouterr().err
     (tmp_path / "good" / "plan.json").write_bytes(b"{}\n")
     assert main(["report", "--compare", str(tmp_path / "void"), str(tmp_path / "good")]) == 3
+
+
+# ------------------------------------------------------------------------------------------------ attempts
+
+
+def test_attempts_come_from_the_index_beside_the_bundle_and_a_gap_in_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = made(tmp_path / "one")
+    verdict = {"outcome": "VOID", "binding": False, "void": ["canary-slow"]}
+    for run, digest in (("zero", "a" * 64), ("one", found.digest), ("after", "b" * 64)):
+        index.append(tmp_path, run=run, plan=found.plan, digest=digest, verdict=verdict)
+    assert main(["report", str(tmp_path / "one")]) == 0
+    text = capsys.readouterr().out
+    assert "## Earlier attempts: 1\n" in text
+    assert "zero: VOID, not binding, sealed" in text
+    assert "(canary-slow)" in text
+    lines = (tmp_path / "index.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "index.jsonl").write_bytes(b"".join(lines[1:]))
+    assert main(["report", str(tmp_path / "one"), "--html", str(tmp_path / "r.html")]) == 0
+    assert "the first lines are missing" in capsys.readouterr().out
+    assert "the first lines are missing" in (tmp_path / "r.html").read_text()
+
+
+def test_without_an_index_the_attempts_are_those_that_the_run_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(EXAMPLE)]) == 0
+    assert "## Earlier attempts: 0" in capsys.readouterr().out
