@@ -12,11 +12,16 @@ from gates import g4
 from harness.plan import Plan
 from harness.records import Check, Leg
 
-__all__ = ["NEEDED", "checks", "leg_checks"]
+__all__ = ["NEEDED", "checks", "leg_checks", "needed"]
 
 NEEDED = ("g1", "g2", "g3", "g4")  # the gates whose sealed PASS bundles a grid stands on
 
 leg_checks = g4.leg_checks
+
+
+def needed(second_model: str | None) -> tuple[str, ...]:
+    """The gates to be passed first; a second model is timed only after the first one's whole grid."""
+    return (*NEEDED, "g5") if second_model else NEEDED
 
 
 def checks(plan: Plan, legs: Sequence[Leg]) -> list[Check]:
@@ -32,15 +37,16 @@ def checks(plan: Plan, legs: Sequence[Leg]) -> list[Check]:
 def _prerequisites(plan: Plan) -> Check:
     """A run that was started without them says so in its plan; it is then valid and does not bind."""
     said = plan.prerequisites or {"gates": {}, "overridden": None}
-    found = [gate for gate in NEEDED if gate in said["gates"]]
+    wanted = needed(said.get("second_model"))
+    found = [gate for gate in wanted if gate in said["gates"]]
     seen = ", ".join(f"{gate} {said['gates'][gate]['digest'][:12]}" for gate in found) or "none"
     overridden = bool(said["overridden"])
     return Check(
         "prerequisites",
         "plan",
         seen + (", overridden" if overridden else ""),
-        "a sealed PASS bundle of each of " + ", ".join(NEEDED) + ", or a named override",
-        found == list(NEEDED) or overridden,
+        "a sealed PASS bundle of each of " + ", ".join(wanted) + ", or a named override",
+        found == list(wanted) or overridden,
     )
 
 

@@ -44,6 +44,12 @@ class GateConfig:
     stacked: bool = key("allow the arms to differ in more than one lever", default=False)
     prerequisites: list[str] = key("g5: sealed PASS bundles of G1 to G4 of the same subject", default=[])
     override: bool = key("g5: run without its prerequisites; the verdict then never binds", default=False)
+    authorises: list[str] = key("g5: names of models whose grid may be timed once this one passes", default=[])
+    second_model: str | None = key(
+        "g5: this grid is of a second model, by its name; gate.prerequisites then also holds the sealed PASS of a grid "
+        "that authorises it; null = this is the first model",
+        default=None,
+    )
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gates.g5 import NEEDED
+from gates.g5 import needed
 from harness import canonical, verify
 from harness.config import GateConfig
 from harness.errors import HarnessError, UsageError
@@ -29,6 +29,7 @@ class Proof:
     binding: bool
     digest: str
     about: Mapping[str, Any]
+    authorises: Sequence[str] = ()
 
 
 def read(gate: GateConfig, invoked_in: Path) -> list[Proof]:
@@ -39,22 +40,25 @@ def read(gate: GateConfig, invoked_in: Path) -> list[Proof]:
         if proof.gate in seen:
             _refuse(f"{seen[proof.gate].path} and {proof.path} are both of {proof.gate.upper()}; name one")
         seen[proof.gate] = proof
-        if proof.gate not in NEEDED:
-            _refuse(f"{proof.path} is of {proof.gate.upper()}; a grid stands on {_names(NEEDED)}")
+        if proof.gate not in needed(gate.second_model):
+            _refuse(f"{proof.path} is of {proof.gate.upper()}; this grid stands on {_names(needed(gate.second_model))}")
         if proof.outcome != "PASS":
             _refuse(f"{proof.path} is {proof.outcome} of {proof.gate.upper()}, not PASS; {MEND}")
+        if proof.gate == "g5" and gate.second_model not in proof.authorises:
+            named = ", ".join(proof.authorises) or "no model"
+            _refuse(f"{proof.path} authorises {named}, not gate.second_model={gate.second_model}")
     return proofs
 
 
-def _missing(proofs: Sequence[Proof]) -> list[str]:
+def _missing(gate: GateConfig, proofs: Sequence[Proof]) -> list[str]:
     """The gates without a bundle, in order."""
     given = {proof.gate for proof in proofs}
-    return [gate for gate in NEEDED if gate not in given]
+    return [name for name in needed(gate.second_model) if name not in given]
 
 
 def demand(gate: GateConfig, proofs: Sequence[Proof]) -> None:
     """UsageError `prerequisites` where a gate has no bundle and nobody said to go on without."""
-    if (lacking := _missing(proofs)) and not gate.override:
+    if (lacking := _missing(gate, proofs)) and not gate.override:
         _refuse(f"no sealed PASS bundle of {_names(lacking)} is among gate.prerequisites={gate.prerequisites}; {MEND}")
 
 
@@ -65,12 +69,15 @@ def document(gate: GateConfig, proofs: Sequence[Proof], plan: Plan) -> dict[str,
     """
     mine = about(canonical.loads(plan.to_bytes(), "plan.json"))
     for proof in proofs:
-        differing = [name for name in mine if proof.about.get(name) != mine[name]]
+        first_model = proof.gate == "g5"  # another subject by intent
+        differing = [name for name in mine if proof.about.get(name) != mine[name] and not first_model]
         if differing:
             _refuse(f"{proof.path} ({proof.gate.upper()}) is about another subject: its {differing[0]} differs")
-    lacking = _missing(proofs)
+    lacking = _missing(gate, proofs)
     rows = {proof.gate: {"digest": proof.digest, "binding": proof.binding} for proof in proofs}
-    return {"gates": rows, "overridden": OVERRIDDEN + _names(lacking) if lacking else None}
+    found = {"gates": rows, "overridden": OVERRIDDEN + _names(lacking) if lacking else None}
+    said = {"authorises": list(gate.authorises), "second_model": gate.second_model}
+    return found | {name: value for name, value in said.items() if value}
 
 
 def about(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,7 +96,8 @@ def _read(root: Path) -> Proof:
         plan = canonical.loads((root / "plan.json").read_bytes(), "plan.json")
         verdict: Mapping[str, Any] = found.verdict or {}
         binding = bool(verdict.get("binding"))
-        return Proof(str(root), str(plan["gate"]), found.outcome, binding, found.digest, about(plan))
+        authorises = tuple((plan.get("prerequisites") or {}).get("authorises", ()))
+        return Proof(str(root), str(plan["gate"]), found.outcome, binding, found.digest, about(plan), authorises)
     except (HarnessError, OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, UsageError) and error.code == "prerequisites":
             raise

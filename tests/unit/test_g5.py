@@ -187,6 +187,27 @@ def test_a_bundle_of_another_subject_is_refused_even_under_an_override(tmp_path:
         prerequisites.document(chosen, proofs, other)
 
 
+def test_a_second_model_waits_for_the_grid_that_authorises_it(tmp_path: Path) -> None:
+    first = grid(gpu=False, prerequisites={**PROVEN, "authorises": ["large"]})
+    passed = write_bundle(tmp_path / "first", first, good_legs(first))
+    chosen = gate(passed)
+    with pytest.raises(UsageError, match=r"is of G5; this grid stands on G1, G2, G3, G4$"):
+        prerequisites.read(chosen, tmp_path)
+    chosen.second_model = "huge"
+    with pytest.raises(UsageError, match=r"authorises large, not gate.second_model=huge"):
+        prerequisites.read(chosen, tmp_path)
+    chosen.second_model = "large"
+    proofs = prerequisites.read(chosen, tmp_path)
+    chosen.override = True
+    said = prerequisites.document(chosen, proofs, replace(first, subject={"weights_sha256": "b" * 64}))
+    assert (list(said["gates"]), said["second_model"]) == (["g5"], "large")
+    with pytest.raises(UsageError, match="no sealed PASS bundle of G1, G2, G3, G4, G5 is among"):
+        chosen.override = False
+        prerequisites.demand(chosen, [])
+    second = grid(prerequisites={**PROVEN, "second_model": "large"})
+    assert failed(second, good_legs(second)) == {"prerequisites"}
+
+
 def test_what_a_grid_stands_on_is_part_of_its_identity_and_not_of_its_subject() -> None:
     plan = grid()
     assert plan.digest() != replace(plan, prerequisites=OVERRIDE).digest()
