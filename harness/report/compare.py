@@ -19,6 +19,8 @@ HEAD = ("axis", "first", "label", "second", "label", "second against first")
 def refuse(first: Evidence, second: Evidence) -> None:
     """UsageError `not-comparable` names the first field in which they differ, with both values."""
     for found in (first, second):
+        if found.timeless:
+            raise UsageError("not-comparable", f"{found.run} is of a gate of checks, which has no axes to compare")
         if found.void:
             raise UsageError("not-comparable", f"{found.run} is VOID: no number of it may be quoted")
     difference = _difference(floor.binding(first.plan), floor.binding(second.plan), "")

@@ -67,6 +67,11 @@ class Evidence:
         return bool(self.verdict["outcome"] == "VOID")
 
     @property
+    def timeless(self) -> bool:
+        """A gate of checks alone: nothing is timed and there are no axes."""
+        return "failed" in self.verdict
+
+    @property
     def interpretation(self) -> Mapping[str, Any] | None:
         return self.verdict.get("interpretation")
 

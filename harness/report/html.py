@@ -10,7 +10,7 @@ from harness.axes import LADDER
 from harness.report import figures, words
 from harness.report.evidence import Evidence, Row
 from harness.report.style import STYLE
-from harness.report.summary import counts_line, reason_lines
+from harness.report.summary import failed_lines, reason_lines
 
 __all__ = ["page", "render"]
 
@@ -25,18 +25,25 @@ def render(evidence: Evidence, attempts: Sequence[Mapping[str, Any]] | None = No
 
     `doubts` say why their list may not be whole.
     """
-    sections = [_void(evidence)] if evidence.void else _measured(evidence)
+    sections = _body(evidence)
     sections += [_validity(evidence), _provenance(evidence)]
     sections += [_attempts(attempts, doubts)] if attempts is not None else []
     outcome = evidence.verdict["outcome"]
     meaning = words.title_meaning(evidence)
+    key = "" if evidence.timeless else _arms()
     head = (
         f'<p class="outcome {outcome.lower()}"><span aria-hidden="true">{SIGNS[outcome]}</span> {outcome}</p>'
         f"<h1>{escape(evidence.plan.gate.upper())} of {escape(evidence.plan.engine)}</h1>"
         f"<p>{escape(meaning[0].upper() + meaning[1:])}. {escape(words.binding_line(evidence))}</p>"
-        + ("" if evidence.void else f"<p><strong>{escape(counts_line(evidence.verdict))} pass.</strong> {_arms()}</p>")
+        + ("" if evidence.void else f"<p><strong>{escape(words.counts(evidence))}.</strong> {key}</p>")
     )
     return page(words.title(evidence), head, sections)
+
+
+def _body(evidence: Evidence) -> list[Section]:
+    if evidence.void:
+        return [_void(evidence)]
+    return _checked(evidence) if evidence.timeless else _measured(evidence)
 
 
 def page(title: str, head: str, sections: Sequence[Section]) -> str:
@@ -86,6 +93,12 @@ def _void(evidence: Evidence) -> Section:
         "Why it is void",
         "<p>No number of this run may be quoted.</p>" + listed(reason_lines(evidence.verdict)),
     )
+
+
+def _checked(evidence: Evidence) -> list[Section]:
+    failed = failed_lines(evidence.verdict)
+    said = listed(failed) if failed else "<p>None: every check holds.</p>"
+    return [("failed", f"Checks that do not hold ({len(failed)})", said), _plan_map(evidence)]
 
 
 def _measured(evidence: Evidence) -> list[Section]:
@@ -213,15 +226,16 @@ def _memory(evidence: Evidence) -> Section:
 
 def _plan_map(evidence: Evidence) -> Section:
     maps: dict[str, list[Any]] = {}
-    for leg in evidence.timed:
+    legs = [leg for leg in evidence.legs if leg.plans is not None and leg.kind != "seed"]
+    for leg in legs:
         if leg.plans is not None:
             maps.setdefault(leg.plans.map_sha256, []).append(leg)
     if not maps:
         return "plans", "FP4 plan map", "<p>Not applicable: this engine has no FP4 plans.</p>"
     parts = [
-        f"<p>{len(legs)} of {len(evidence.timed)} timed legs, map <code>{escape(digest)}</code>. "
-        "A number is a tactic.</p>" + scrolling(figures.plan_map(legs[0].plans.selected), "FP4 plan map")
-        for digest, legs in maps.items()
+        f"<p>{len(found)} of {len(legs)} legs, map <code>{escape(digest)}</code>. "
+        "A number is a tactic.</p>" + scrolling(figures.plan_map(found[0].plans.selected), "FP4 plan map")
+        for digest, found in maps.items()
     ]
     return "plans", "FP4 plan map", "".join(parts)
 

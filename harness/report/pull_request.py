@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.report import words
 from harness.report.evidence import Evidence, Row
-from harness.report.summary import counts_line, reason_lines
+from harness.report.summary import failed_lines, reason_lines
 
 __all__ = ["render"]
 
@@ -29,7 +29,7 @@ def render(evidence: Evidence, attempts: Sequence[Mapping[str, Any]] | None = No
             f"{_sentence(words.title_meaning(evidence))} {words.binding_line(evidence)}",
             "",
         ],
-        _void(evidence) if evidence.void else [*_misses(evidence), *_interpretation(evidence)],
+        _body(evidence),
         _validity(evidence),
         _provenance(evidence),
         _attempts(attempts, doubts),
@@ -50,6 +50,18 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     return [*lines, *("| " + " | ".join(_cell(item) for item in row) + " |" for row in rows), ""]
 
 
+def _body(evidence: Evidence) -> list[str]:
+    if evidence.void:
+        return _void(evidence)
+    return _checked(evidence) if evidence.timeless else [*_misses(evidence), *_interpretation(evidence)]
+
+
+def _checked(evidence: Evidence) -> list[str]:
+    failed = failed_lines(evidence.verdict)
+    lines = [f"{words.counts(evidence)}.", "", *(f"* {_cell(line)}" for line in failed[:REASONS])]
+    return [*lines, *_more(len(failed) - REASONS, "checks"), ""]
+
+
 def _void(evidence: Evidence) -> list[str]:
     reasons = reason_lines(evidence.verdict)
     lines = ["## Why it is void", "", *(f"* {_cell(line)}" for line in reasons[:REASONS])]
@@ -63,10 +75,9 @@ def _more(rest: int, what: str) -> list[str]:
 def _misses(evidence: Evidence) -> list[str]:
     misses = evidence.misses
     if not misses:
-        return [f"{counts_line(evidence.verdict)} pass.", ""]
+        return [f"{words.counts(evidence)}.", ""]
     lines = [
-        f"{counts_line(evidence.verdict)} pass. Misses, the worst first (A the candidate, B the baseline; "
-        "below 0 A is worse):",
+        f"{words.counts(evidence)}. Misses, the worst first (A the candidate, B the baseline; below 0 A is worse):",
         "",
         *_table(
             ("axis", "A against B", "label", "95 % interval", "pairs needed", "A", "B"), map(_miss, misses[:MISSES])

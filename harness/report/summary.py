@@ -8,7 +8,17 @@ from typing import Any
 from harness.axes import place
 from harness.journal import VOIDED
 
-__all__ = ["NEWCOMER", "counts_line", "miss_lines", "reason_lines", "summary"]
+__all__ = [
+    "MEANING",
+    "MEANING_OF_CHECKS",
+    "NEWCOMER",
+    "checks_line",
+    "counts_line",
+    "failed_lines",
+    "miss_lines",
+    "reason_lines",
+    "summary",
+]
 
 NEWCOMER = (
     "A strict FAIL is the expected first result: of 100,000 simulated pairs of identical arms about 3 pass every axis, "

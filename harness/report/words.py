@@ -8,11 +8,12 @@ from typing import Any
 
 from harness.axes import place
 from harness.report.evidence import Evidence, Row
-from harness.report.summary import MEANING
+from harness.report.summary import MEANING, MEANING_OF_CHECKS, checks_line, counts_line
 
 __all__ = [
     "attempt_lines",
     "binding_line",
+    "counts",
     "floor_line",
     "interpretation_lines",
     "mixture_lines",
@@ -51,7 +52,12 @@ def title(evidence: Evidence) -> str:
 
 
 def title_meaning(evidence: Evidence) -> str:
-    return MEANING[evidence.verdict["outcome"]]
+    return (MEANING_OF_CHECKS if evidence.timeless else MEANING)[evidence.verdict["outcome"]]
+
+
+def counts(evidence: Evidence) -> str:
+    """How much of the gate holds, as a clause without its full stop."""
+    return checks_line(evidence.verdict) if evidence.timeless else f"{counts_line(evidence.verdict)} pass"
 
 
 def binding_line(evidence: Evidence) -> str:
@@ -67,6 +73,8 @@ def floor_line(evidence: Evidence) -> str:
     """What the interpretation stands on, and what it cannot tell."""
     if evidence.void:
         return "A void run is not interpreted."
+    if evidence.timeless:
+        return "A gate of checks has nothing to interpret."
     found = evidence.interpretation
     if found is None:
         return (
@@ -178,6 +186,8 @@ def provenance(evidence: Evidence) -> list[tuple[str, str]]:
     rows += [("rule", f"{plan.rule['name']} version {plan.rule['version']}"), ("order", str(plan.rule["order"]))]
     rows += [("difference", item) for item in plan.difference]
     rows += [("workload", f"{plan.workload['name']}: {plan.input_tokens} tokens in, {plan.output_tokens} out")]
+    gates = plan.prerequisites["gates"] if plan.prerequisites else {}
+    rows += [(f"stands on {gate.upper()}", str(row["digest"])) for gate, row in sorted(gates.items())]
     rows += [(f"subject {name}", str(value)) for name, value in sorted(plan.subject.items())]
     rows += [(f"host {name}", str(value)) for name, value in sorted(plan.host.items())]
     rows += [

@@ -15,13 +15,15 @@ import pytest
 
 from harness import canonical, index
 from harness.cli import main
+from harness.errors import UsageError
 from harness.plan import Plan
 from harness.records import Leg
-from harness.report import chart, evidence, html, junit, pull_request
+from harness.report import chart, compare, evidence, html, junit, pull_request
 from harness.report.chart import Scale
 from harness.report.evidence import Evidence
 from harness.verify import verify
-from tests.builders import good_legs, small_plan, write_bundle
+from tests.builders import good_legs, plan_report, small_plan, write_bundle
+from tests.unit import test_g2
 from tests.unit.test_interpretation import FLOOR, FLOORED, PLAN, noisy
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "evidence" / "example"
@@ -306,3 +308,26 @@ def test_attempts_come_from_the_index_beside_the_bundle_and_a_gap_in_it_is_said(
 def test_without_an_index_the_attempts_are_those_that_the_run_recorded(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(EXAMPLE)]) == 0
     assert "## Earlier attempts: 0" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------ a gate of checks
+
+
+def test_a_gate_of_checks_names_what_does_not_hold_and_draws_no_axes(tmp_path: Path) -> None:
+    good = made(tmp_path / "good", test_g2.PLAN, test_g2.legs())
+    page, text = html.render(good, []), pull_request.render(good)
+    assert "PASS" in text
+    assert "checks hold" in text
+    assert "every check holds" in page
+    assert "Every axis" not in page
+    legs = [
+        replace(leg, plans=plan_report(lazy_misses=1)) if leg.kind == "concurrent" else leg for leg in test_g2.legs()
+    ]
+    bad = made(tmp_path / "bad", test_g2.PLAN, legs)
+    assert bad.verdict["outcome"] == "FAIL"
+    for code in bad.verdict["failed"]:
+        assert f"{code} at " in html.render(bad)
+        assert f"* {code} at " in pull_request.render(bad)
+    assert ElementTree.fromstring(junit.render(bad)).get("failures") == str(len(bad.verdict["failed"]))
+    with pytest.raises(UsageError, match="no axes to compare"):
+        compare.refuse(good, bad)
