@@ -134,6 +134,13 @@ def many_hosts(session: nox.Session) -> None:
 
 
 @nox.session(python=THIS)
+def g1_schema(session: nox.Session) -> None:
+    """Gate G1: the engine's own tests in every mode, exactly counted. `-- gate.architectures=[121a]` compiles, too."""
+    env = _install(session, "dev")
+    session.run("python", "-m", "harness", "run", "gate=g1", *session.posargs, env=env)
+
+
+@nox.session(python=THIS)
 def g2_correctness(session: nox.Session) -> None:
     """Gate G2: tuning counted, plans loaded alike by six fresh processes, both arms token-exact."""
     env = _install(session)

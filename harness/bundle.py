@@ -26,6 +26,7 @@ from harness.records import (
     RequestRecord,
     SamplerReport,
     ServerReport,
+    SuiteReport,
 )
 
 __all__ = [
@@ -153,6 +154,7 @@ def _leg(folder: Path, planned: LegPlan) -> Leg:
         arm_proof=_optional(ArmProof.from_json, head.get("arm_proof")),
         server=_optional(ServerReport.from_json, head.get("server")),
         model_gate=_optional(ModelGate.from_json, head.get("model_gate")),
+        suite=_optional(SuiteReport.from_json, head.get("suite")),
         texts=tuple(_rows(folder / "texts.jsonl", lambda row: str(row["text"]))),
         gpu_before=_optional(GpuLook.from_json, before.get("gpu")),
         gpu_after=_optional(GpuLook.from_json, after.get("gpu")),

@@ -38,11 +38,20 @@ def plan(
     corpus: Mapping[str, str],
     frozen_plan_sha256: str | None,
     aa: Mapping[str, Any] | None = None,
+    suites: Sequence[Sequence[str]] = (),
+    not_tested: Mapping[str, str] | None = None,
 ) -> Plan:
     """The plan of one campaign. `gpu` says whether an NVML device exists; `corpus` maps partitions to digests.
 
-    `aa` makes it a campaign of an A/A floor: its number, and the pairs (concurrency, repetition) to measure.
+    `aa` makes it a campaign of an A/A floor: its number, and the pairs (concurrency, repetition) to measure. `suites`
+    are kind and name of what G1 runs, `not_tested` is what it leaves out, with reasons.
     """
+    if config.gate.name == "g1":
+        planned = [LegPlan(f"{number:02d}-{name}", kind, "B") for number, (kind, name) in enumerate(suites)]
+        absent = [NotApplicable(*item) for item in sorted((not_tested or {}).items())]
+    else:
+        planned = legs(config, capabilities, None if aa is None else aa["pairs"])
+        absent = _not_applicable(config, capabilities, gpu)
     return Plan(
         gate=config.gate.name,
         concurrencies=tuple(config.gate.concurrencies),
@@ -62,8 +71,8 @@ def plan(
         corpus=dict(corpus),
         frozen_plan_sha256=frozen_plan_sha256,
         difference=tuple(difference(config.engine.candidate, config.engine.baseline)),
-        legs=tuple(legs(config, capabilities, None if aa is None else aa["pairs"])),
-        not_applicable=tuple(_not_applicable(config, capabilities, gpu)),
+        legs=tuple(planned),
+        not_applicable=tuple(absent),
         harness=__version__,
         aa=aa,
     )

@@ -33,7 +33,7 @@ def key(meaning: str, *, unit: str = "", default: Any = "???") -> Any:
 
 @dataclass
 class GateConfig:
-    name: str = key("which gate's demands apply: g2, g4 or g5")
+    name: str = key("which gate's demands apply: g1, g2, g4 or g5")
     concurrencies: list[int] = key("closed-loop concurrencies, in the order they are run", unit="requests in flight")
     repetitions: int = key("pairs of legs per concurrency")
     model_gate: bool = key("run the engine's own model gate for both arms first", default=True)
@@ -41,6 +41,7 @@ class GateConfig:
         "prompts sent one at a time to each arm for the same-shape proof; 0 = none", unit="requests", default=6
     )
     replays: int = key("g2: fresh processes that must load the frozen plan alike, arms alternating", default=0)
+    architectures: list[str] = key("g1: GPU architectures to compile the sources for, such as 121a", default=[])
     stacked: bool = key("allow the arms to differ in more than one lever", default=False)
     prerequisites: list[str] = key("g5: sealed PASS bundles of G1 to G4 of the same subject", default=[])
     override: bool = key("g5: run without its prerequisites; the verdict then never binds", default=False)

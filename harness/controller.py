@@ -156,6 +156,8 @@ def _plan(
         corpus=prepared.corpus,
         frozen_plan_sha256=None if document is None else canonical.sha256_bytes(document),
         aa=aa,
+        suites=prepared.suites,
+        not_tested=prepared.not_tested,
     )
     if aa is None and not plan.difference:
         raise UsageError("same-arms", "engine.candidate and engine.baseline are the same; set what the change is")

@@ -17,7 +17,7 @@ from harness import canonical, ports, process, readiness, watchdog
 from harness.bundle import write_new
 from harness.campaign import shown
 from harness.context import Context
-from harness.engines.base import Address, Launch
+from harness.engines.base import Address, Launch, WithSuites
 from harness.errors import HarnessError
 from harness.plan import LegPlan, partition
 from harness.process import Owned
@@ -190,7 +190,7 @@ def _model_gate(context: Context, leg: LegPlan, folder: Path) -> None:
     owned = _launch(context, launch, folder)
     try:
         with watchdog.autopsied(folder, {"model gate": owned}, {"engine.log": folder / "engine.log"}):
-            _await_end(context, owned, PROOF_TIMEOUT_S, f"the model gate of arm {leg.arm}")
+            _await_end(context, owned, PROOF_TIMEOUT_S, f"the model gate of arm {leg.arm}", "in its model gate")
     finally:
         process.stop(owned, context.config.host.stop_grace_s)
     _write_plans(context, leg, folder, before)
@@ -199,12 +199,29 @@ def _model_gate(context: Context, leg: LegPlan, folder: Path) -> None:
     _write(folder, "leg.json", head)
 
 
-def _await_end(context: Context, owned: Owned, limit_s: float, what: str) -> None:
+def _await_end(context: Context, owned: Owned, limit_s: float, what: str, doing: str) -> None:
     deadline = time.monotonic() + limit_s
     while owned.wait(POLL_S) is None:
-        _check(context, "in its model gate")
+        _check(context, doing)
         if time.monotonic() > deadline:
             raise HarnessError("timeout", f"{what} did not end within {limit_s:g} s")
+
+
+def _suite(context: Context, leg: LegPlan, folder: Path) -> None:
+    """A command of the engine's own to its end, with what its log says; how it ends is judged later, not here."""
+    assert isinstance(context.engine, WithSuites), "the plan holds suites only for engines that have them"
+    suites = context.engine.suites(context.config.gate.architectures)
+    launch = next(suite.launch for suite in suites if leg.name.endswith(f"-{suite.name}") and suite.kind == leg.kind)
+    owned = _launch(context, launch, folder)
+    try:
+        context.tell({"phase": "running the engine's own tests"})
+        _await_end(context, owned, context.config.client.leg_deadline_s, leg.name, "in its own tests")
+    finally:
+        process.stop(owned, context.config.host.stop_grace_s)
+    log = (folder / "engine.log").read_text("utf-8", "replace")
+    report = None if leg.kind == "build" else context.engine.suite_report(log)
+    head = {**asdict(leg), "exit": str(owned.poll()), "suite": None if report is None else asdict(report)}
+    _write(folder, "leg.json", head)
 
 
 def _sequential(context: Context, leg: LegPlan, folder: Path) -> None:
@@ -319,5 +336,8 @@ RUNNERS = {
     "sequential": _sequential,
     "concurrent": _sequential,
     "replay": _replay,
+    "collect": _suite,
+    "suite": _suite,
+    "build": _suite,
     "timed": _timed,
 }

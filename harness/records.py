@@ -28,6 +28,7 @@ __all__ = [
     "RequestRecord",
     "SamplerReport",
     "ServerReport",
+    "SuiteReport",
 ]
 
 
@@ -243,6 +244,22 @@ class ModelGate:
 
 
 @dataclass(frozen=True)
+class SuiteReport:
+    """One process of an engine's own tests: its closing counts by their words (passed, skipped, failed, errors, …, or
+    collected), what was skipped (test and reason) and what failed, by name."""
+
+    counts: Mapping[str, int]
+    skipped: tuple[str, ...]
+    failed: tuple[str, ...]
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SuiteReport:
+        values = _known(cls, data, "a suite report")
+        counts = {str(word): int(number) for word, number in values["counts"].items()}
+        return cls(counts, tuple(map(str, values["skipped"])), tuple(map(str, values["failed"])))
+
+
+@dataclass(frozen=True)
 class GpuState:
     """One board at one moment. `reasons` are the clock event reasons now active, `counters_ns` their times so far.
 
@@ -324,7 +341,8 @@ class SamplerReport:
 
 @dataclass(frozen=True)
 class Leg:
-    """Everything one server process left behind. `kind` is seed, model-gate, sequential, concurrent, replay or timed.
+    """Everything one process left behind. `kind` is seed, model-gate, sequential, concurrent, replay or timed; in
+    G1, which starts no server, it is collect, suite or build.
 
     `texts` are the completions of a sequential or concurrent proof, in prompt order. A part that this kind of leg does
     not have, or that the engine cannot give, is None.
@@ -348,6 +366,7 @@ class Leg:
     arm_proof: ArmProof | None = None
     server: ServerReport | None = None
     model_gate: ModelGate | None = None
+    suite: SuiteReport | None = None
     texts: tuple[str, ...] = ()
     gpu_before: GpuLook | None = None
     gpu_after: GpuLook | None = None

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 MAX_PORT = 65535
-GATES = ("g2", "g4", "g5")
+GATES = ("g1", "g2", "g4", "g5")
 
 
 def conf_dir() -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gates import g2, g4, g5, servers
+from gates import g1, g2, g4, g5, servers
 from harness import axes as axes_module
 from harness.interpretation import interpret
 from harness.logratios import arm_values
@@ -18,12 +18,15 @@ __all__ = ["FORMAT", "compute", "leg_checks"]
 
 FORMAT = "nvfp4-gates-verdict-v1"
 GATES: Mapping[str, Callable[[Plan, Sequence[Leg]], list[Check]]] = {
+    "g1": g1.checks,
     "g2": g2.checks,
     "g4": g4.checks,
     "g5": g5.checks,
 }
 LEG_GATES: Mapping[str, Callable[[Plan, Leg], list[Check]]] = {"g4": g4.leg_checks, "g5": g5.leg_checks}
-VOIDING: Mapping[str, frozenset[str]] = {"g2": g2.VOIDING}  # gates of checks: what else fails is a FAIL
+# Gates of checks: what else fails is a FAIL.
+VOIDING: Mapping[str, frozenset[str]] = {"g1": g1.VOIDING, "g2": g2.VOIDING}
+SERVERLESS = ("g1",)  # gates that start no server, so that none can load a plan
 
 
 def compute(
@@ -155,7 +158,7 @@ def _counts(results: Sequence[AxisResult]) -> dict[str, Any]:
 def _plan_control(plan: Plan, checks: Sequence[Check]) -> str:
     """The cache's own verdict, apart from the component's: it can pass although the component fails."""
     mine = [check for check in checks if check.code.startswith(g4.PLAN_CONTROL)]
-    if "fp4_plans" not in plan.capabilities:
+    if "fp4_plans" not in plan.capabilities or plan.gate in SERVERLESS:
         return "not-applicable"
     return "PASS" if mine and all(check.ok for check in mine) else "FAIL"
 

@@ -11,7 +11,7 @@ from harness import bench_client, canonical, corpus, corpus_text, settings
 from harness.agent.values import Prepared
 from harness.config import Config, HostConfig
 from harness.engines import registry
-from harness.engines.base import Engine
+from harness.engines.base import Engine, WithSuites
 from harness.errors import HarnessError, UsageError
 from harness.state import cache_dir
 from harness.telemetry import host, probe
@@ -31,6 +31,7 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
         )
     for arm in (config.engine.candidate, config.engine.baseline):
         engine.launch(asdict(arm), config.host.port, None, True)  # refuses flags that the engine does not know
+    suites, not_tested = _suites(config, engine)
     engine.prepare()
     bench_client.require(config, engine)
     prompts = _prompts(config, engine)
@@ -44,7 +45,21 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
         gpu=gpu,
         corpus=dict(prompts.digests),
         prompts=name,
+        suites=suites,
+        not_tested=not_tested,
     ).to_json()
+
+
+def _suites(config: Config, engine: Engine) -> tuple[list[list[str]], dict[str, str]]:
+    """What G1 runs and what it leaves out; nothing for other gates. UsageError `no-suites` for an engine without."""
+    if config.gate.name != "g1":
+        return [], {}
+    if not isinstance(engine, WithSuites):
+        raise UsageError(
+            "no-suites", f"gate=g1: the adapter of {engine.name} names no tests of the engine's own; take another gate"
+        )
+    found = engine.suites(config.gate.architectures)
+    return [[suite.kind, suite.name] for suite in found], dict(engine.not_tested(config.gate.architectures))
 
 
 def install(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import PurePosixPath
 from typing import Any, Self
 
@@ -24,7 +24,7 @@ __all__ = [
     "unpack_document",
 ]
 
-PROTOCOL = 1
+PROTOCOL = 2
 BUG = "agent-bug"
 
 
@@ -44,7 +44,10 @@ class _Value:
 
 @dataclass(frozen=True)
 class Prepared(_Value):
-    """What the host knows of the subject and of itself. `prompts` names the folder of the prompts in its cache."""
+    """What the host knows of the subject and of itself. `prompts` names the folder of the prompts in its cache.
+
+    G1: `suites` are kind and name of each command of the engine's own, `not_tested` what is left out, with reasons.
+    """
 
     subject: Mapping[str, Any]
     capabilities: Sequence[str]
@@ -52,6 +55,8 @@ class Prepared(_Value):
     gpu: bool
     corpus: Mapping[str, str]
     prompts: str
+    suites: Sequence[Sequence[str]] = ()
+    not_tested: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from harness.records import ArmProof, ModelGate, PlanReport, ServerReport
+from harness.records import ArmProof, ModelGate, PlanReport, ServerReport, SuiteReport
 
-__all__ = ["Address", "ArmProof", "Engine", "Launch", "ModelGate", "PlanReport", "ServerReport"]
+__all__ = ["Address", "ArmProof", "Engine", "Launch", "ModelGate", "PlanReport", "ServerReport", "Suite", "WithSuites"]
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,18 @@ class Launch:
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: Path
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A command of the engine's own that G1 runs. `kind`: collect (it counts the tests), suite (it runs them) or build.
+
+    The name is part of its leg's, and of a file's: letters, digits, dashes.
+    """
+
+    name: str
+    kind: str
+    launch: Launch
 
 
 @dataclass(frozen=True)
@@ -90,3 +102,17 @@ class Engine(Protocol):
 
     def model_gate_report(self, log: str) -> ModelGate | None:
         """Counts parsed from that program's output; None when they are not there."""
+
+
+@runtime_checkable
+class WithSuites(Protocol):
+    """An engine that brings tests of its own for G1."""
+
+    def suites(self, architectures: Sequence[str]) -> Sequence[Suite]:
+        """What G1 runs, in order. UsageError where one cannot be started, or an architecture cannot be compiled for."""
+
+    def not_tested(self, architectures: Sequence[str]) -> Mapping[str, str]:
+        """What G1 asks for and `suites` does not hold, each with its reason."""
+
+    def suite_report(self, log: str) -> SuiteReport | None:
+        """Counts and names parsed from such a command's output; None when it has no end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
@@ -9,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import canonical
-from harness.engines.base import Address, Launch
+from harness import canonical, process, pytest_log
+from harness.engines.base import Address, Launch, Suite
 from harness.errors import UsageError
-from harness.records import ArmProof, ModelGate, PlanReport, ServerReport
+from harness.records import ArmProof, ModelGate, PlanReport, ServerReport, SuiteReport
 
 __all__ = ["Reference", "read_model_gate", "read_plans"]
 
@@ -23,6 +24,11 @@ LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 DEFAULTS = {"seed": 0, "max_num_seqs": 32, "max_num_batched_tokens": 2048}
 BACKENDS = ("cpu", "cuda")
 ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests" / "unit" / "kernels" / "plans"  # the suite of the plan cache
+PYTEST = ("-m", "pytest", "-p", "no:cacheprovider", "-rsfE", "--no-fold-skipped")
+MODES = {"tests": (), "tests-dev": ("-X", "dev", "-W", "error")}
+NO_NATIVE = "the reference engine's own code on the CPU backend is Python; the native code that it runs is NumPy's"
+NOT_SANITIZED = "the host code of its CUDA library is compiled with warnings as errors, not under a sanitizer"
 WRITTEN_BY = ("nvfp4.py", "serve/tokenizer.py", "serve/weights.py")  # an edit of these makes other weights
 
 
@@ -185,6 +191,49 @@ def read_model_gate(log: str) -> ModelGate | None:
     skipped = cases["skipped"] + asserted["skipped"] + log.lower().count("skipping")
     failed = cases["failed"] + asserted["failed"]
     return ModelGate(cases["total"], asserted["total"], failed, skipped, int(tokens[1]), int(tokens[2]))
+
+    def suites(self, architectures: Sequence[str]) -> Sequence[Suite]:
+        """The suite of the plan cache, collected, run, run with every warning an error; then one tile an architecture.
+
+        One tile is compiled, not all eight: each takes 6.5 GB of memory and its flags and headers are those of all.
+        """
+        if not any(TESTS.glob("test_*.py")):
+            text = "this installation has no tests/unit/kernels/plans; run from a checkout: pip install -e '.[dev]'"
+            raise UsageError("no-tests", f"gate=g1: {text}")
+        if importlib.util.find_spec("pytest") is None:
+            raise UsageError("no-pytest", "gate=g1: pytest is not installed; pip install -e '.[dev]' brings it")
+        folder = str(TESTS.relative_to(ROOT))
+        found = [Suite("collect", "collect", self._command(*PYTEST, "--collect-only", "-q", folder))]
+        found += [Suite(name, "suite", self._command(*mode, *PYTEST, folder)) for name, mode in MODES.items()]
+        return found + [self._build(architecture) for architecture in architectures]
+
+    def _build(self, architecture: str) -> Suite:
+        from kernels.cuda import toolchain, units
+        from kernels.errors import BuildError
+
+        known = ", ".join(units.ARCHITECTURES.values())
+        if architecture not in units.ARCHITECTURES.values():
+            raise UsageError("bad-value", f"gate.architectures: {architecture!r} is none of {known}")
+        try:
+            toolchain.find_compiler(process.clean_environment({}))  # as the command will see it
+        except BuildError as error:
+            raise UsageError(error.code, f"gate.architectures={architecture}: {error.message}") from error
+        command = self._command("-m", "kernels.build", "--arch", architecture, "--tiles", "0", "--jobs", "1")
+        return Suite(f"build-{architecture}", "build", command)
+
+    def _command(self, *arguments: str) -> Launch:
+        env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "240"}
+        return Launch([sys.executable, *arguments], env, ROOT)
+
+    def not_tested(self, architectures: Sequence[str]) -> Mapping[str, str]:
+        reason = NO_NATIVE if self._backend == "cpu" else NOT_SANITIZED
+        found = {"host code under ASan, UBSan and TSan": reason}
+        if not architectures:
+            found["CUDA build"] = "gate.architectures names none; gate.architectures=[120a,121a] compiles for both"
+        return found
+
+    def suite_report(self, log: str) -> SuiteReport | None:
+        return pytest_log.parse(log)
 
 
 def _inherited(backend: str) -> dict[str, str]:
