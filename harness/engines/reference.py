@@ -155,43 +155,6 @@ class Reference:
     def model_gate_report(self, log: str) -> ModelGate | None:
         return read_model_gate(log)
 
-
-def read_plans(log: str, metrics: str) -> PlanReport | None:
-    """The plan state that a log (vllm.cpp writes the same lines) and /metrics tell. None: no warm-up was completed."""
-    from kernels.plans.log import parse_log
-    from kernels.plans.selected import map_sha256
-
-    found = parse_log(log)
-    numbers = (found.loaded, found.tuned, found.rejected, found.saved, found.delay_us)
-    if found.metadata is None or None in numbers:
-        return None
-    loaded, tuned, rejected, saved, delay_us = (number or 0 for number in numbers)
-    return PlanReport(
-        mode=found.mode,
-        loaded=loaded,
-        tuned=tuned,
-        rejected=rejected,
-        saved=saved,
-        lazy_misses=max(len(found.lazy), int(_counter(metrics, "nvfp4_lazy_misses_total") or 0)),
-        delay_us=delay_us,
-        metadata=found.metadata,
-        selected=tuple(sorted(found.selected)),
-        map_sha256=map_sha256(found.selected),
-        faults=tuple(found.unexpected),
-        tuning=_tuning(metrics),
-    )
-
-
-def read_model_gate(log: str) -> ModelGate | None:
-    """Counts out of a correctness program's output, doctest's summary among them; None where they are not there."""
-    tokens = re.search(r"stream (\d+)/(\d+) token-exact", log)
-    cases, asserted = _counts(log, "cases"), _counts(log, "assertions")
-    if tokens is None or cases is None or asserted is None:
-        return None
-    skipped = cases["skipped"] + asserted["skipped"] + log.lower().count("skipping")
-    failed = cases["failed"] + asserted["failed"]
-    return ModelGate(cases["total"], asserted["total"], failed, skipped, int(tokens[1]), int(tokens[2]))
-
     def suites(self, architectures: Sequence[str]) -> Sequence[Suite]:
         """The suite of the plan cache, collected, run, run with every warning an error; then one tile an architecture.
 
@@ -234,6 +197,43 @@ def read_model_gate(log: str) -> ModelGate | None:
 
     def suite_report(self, log: str) -> SuiteReport | None:
         return pytest_log.parse(log)
+
+
+def read_plans(log: str, metrics: str) -> PlanReport | None:
+    """The plan state that a log (vllm.cpp writes the same lines) and /metrics tell. None: no warm-up was completed."""
+    from kernels.plans.log import parse_log
+    from kernels.plans.selected import map_sha256
+
+    found = parse_log(log)
+    numbers = (found.loaded, found.tuned, found.rejected, found.saved, found.delay_us)
+    if found.metadata is None or None in numbers:
+        return None
+    loaded, tuned, rejected, saved, delay_us = (number or 0 for number in numbers)
+    return PlanReport(
+        mode=found.mode,
+        loaded=loaded,
+        tuned=tuned,
+        rejected=rejected,
+        saved=saved,
+        lazy_misses=max(len(found.lazy), int(_counter(metrics, "nvfp4_lazy_misses_total") or 0)),
+        delay_us=delay_us,
+        metadata=found.metadata,
+        selected=tuple(sorted(found.selected)),
+        map_sha256=map_sha256(found.selected),
+        faults=tuple(found.unexpected),
+        tuning=_tuning(metrics),
+    )
+
+
+def read_model_gate(log: str) -> ModelGate | None:
+    """Counts out of a correctness program's output, doctest's summary among them; None where they are not there."""
+    tokens = re.search(r"stream (\d+)/(\d+) token-exact", log)
+    cases, asserted = _counts(log, "cases"), _counts(log, "assertions")
+    if tokens is None or cases is None or asserted is None:
+        return None
+    skipped = cases["skipped"] + asserted["skipped"] + log.lower().count("skipping")
+    failed = cases["failed"] + asserted["failed"]
+    return ModelGate(cases["total"], asserted["total"], failed, skipped, int(tokens[1]), int(tokens[2]))
 
 
 def _inherited(backend: str) -> dict[str, str]:

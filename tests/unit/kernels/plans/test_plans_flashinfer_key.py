@@ -117,7 +117,8 @@ def assert_ways_agree(key: str) -> None:
     except PlanDocumentError:
         assert short is None
     else:
-        assert short == long
+        negative = min(long.shape) < 0  # M is judged by whoever reads the document
+        assert short == long or (short is None and negative)
 
 
 @st.composite
