@@ -24,7 +24,7 @@ border:3px solid;border-radius:.3rem}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:.25rem .6rem;border-bottom:1px solid var(--line);vertical-align:top}
-.figures td,.figures th{white-space:nowrap}
+.figures td,.figures th{white-space:nowrap;padding-inline:.4rem}
 table.wrap td{overflow-wrap:anywhere;min-width:6rem}
 .badge{white-space:nowrap;font-size:.75rem;font-weight:700;border:1px solid;border-radius:.2rem;padding:0 .3rem}
 .badge.real{background:#1a1a1a;color:#fff}.badge.real-small{border-width:2px}
@@ -56,7 +56,8 @@ svg text{font:12px system-ui,sans-serif;fill:var(--soft)}
 .heat-4{background:#f6e3c3}.heat-5{background:#efc987}.heat-6{background:#e6ab4e}
 dl{display:grid;grid-template-columns:minmax(9rem,auto) 1fr;gap:.1rem 1rem;font-size:.9rem}
 dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
-@media(max-width:44rem){.forest-row{grid-template-columns:1fr;padding:.3rem 0}
+@media(max-width:44rem){table.figures{font-size:.75rem}.figures td,.figures th{padding-inline:.2rem}
+.forest-row{grid-template-columns:1fr;padding:.3rem 0}
 .forest-row>div:first-child{justify-content:flex-start}
 .forest-row.axis{position:sticky;top:0;background:var(--page)}dl{grid-template-columns:1fr}dt{margin-top:.4rem}}
 @media print{body{font-size:10pt;max-width:none;padding:0}nav,.skip{display:none}.scroll{overflow:visible}
