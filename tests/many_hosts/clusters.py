@@ -25,7 +25,7 @@ from harness import ports
 READY_S = 120.0
 STOP_S = 20.0
 BIN = Path(sys.executable).parent
-SLURM_PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "srun", "sinfo")
+SLURM_PROGRAMS = ("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "srun", "sinfo", "scancel")
 SLURM_CONF = """\
 ClusterName=gates
 SlurmctldHost={host}(127.0.0.1)
@@ -113,7 +113,11 @@ def slurm_node(root: Path) -> Iterator[dict[str, str]]:
         launch("slurmctld", [_needed("slurmctld"), "-D", "-f", str(conf)])
         launch("slurmd", [_needed("slurmd"), "-D", "-f", str(conf)])
         _until(lambda: _slurm_state(env) == "idle", "an idle Slurm node", root)
-        yield env
+        try:
+            yield env
+        finally:  # a job's steps outlive slurmd, so they go first
+            subprocess.run([_needed("scancel"), "--partition=gates"], env={**os.environ, **env}, check=False)
+            _until(lambda: _slurm_state(env) == "idle", "the end of Slurm's jobs", root)
 
 
 def _slurm_state(env: Mapping[str, str]) -> str:
