@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gates import g3
 from harness import bundle, canonical, journal, origin, verdict, witnesses
 from harness.derived import derived
 from harness.errors import HarnessError, UsageError
@@ -43,6 +44,8 @@ def assess(root: Path) -> dict[str, Any]:
     plan = Plan.from_bytes((root / "plan.json").read_bytes())
     events = journal.parse((root / "journal.jsonl").read_bytes())
     checks = [*journal.checks(events), _drained(root)]
+    if plan.ladder:  # older gates keep the checks that their bundles were sealed with
+        checks.append(g3.untraced((path.relative_to(root).as_posix() for path in bundle.members(root)), "bundle"))
     started = next((str(event["utc"]) for event in events if event["event"] == "start"), None)
     return verdict.compute(plan, bundle.read_legs(root, plan), checks, _floors(root), started)
 

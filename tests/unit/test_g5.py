@@ -134,6 +134,15 @@ def test_an_override_is_in_the_plan_and_on_every_page(tmp_path: Path) -> None:
         assert ("All concurrencies together" in page) == (again.outcome == "PASS")
 
 
+def test_a_trace_file_beside_a_timed_leg_voids_the_grid(tmp_path: Path) -> None:
+    plan = grid(gpu=False)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "leg.nsys-rep").write_bytes(b"x")
+    found = verify.verify(write_bundle(tmp_path / "run", plan, good_legs(plan)))
+    assert found.verdict is not None
+    assert (found.outcome, found.verdict["void"]) == ("VOID", ["untraced"])
+
+
 def test_prerequisites_that_do_not_bind_take_the_grid_with_them() -> None:
     rows = {**PROVEN["gates"], "g2": {"digest": SHA, "binding": False}}
     reasons = grid(prerequisites={"gates": rows, "overridden": None}).unbinding()
