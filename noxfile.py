@@ -202,6 +202,13 @@ def simulation(session: nox.Session) -> None:
 
 
 @nox.session(python=THIS)
+def mutations(session: nox.Session) -> None:
+    """Every kind of damage to every kind of file of a sealed bundle, and forgeries, as a table. Bundles after `--`."""
+    env = _install(session, "dev")
+    session.run("python", "-m", "tests.mutations", *session.posargs, env=env)
+
+
+@nox.session(python=THIS)
 def faults(session: nox.Session) -> None:
     """A simulated day of campaigns with random faults, then one fault at a time against real runs, as a table."""
     env = _install(session, "dev")

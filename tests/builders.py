@@ -171,9 +171,13 @@ def good_legs(plan: Plan, *, scale_a: float = 1.0, scale_b: float = 1.0) -> list
     return [good_leg(leg, plan, scale=scale_a if leg.arm == "A" else scale_b) for leg in plan.legs]
 
 
-def write_bundle(root: Path, plan: Plan, legs: Sequence[Leg], *, drained: int = 0) -> Path:
-    """A sealed bundle of `legs`, written as the supervisor and the controller would."""
+def write_bundle(
+    root: Path, plan: Plan, legs: Sequence[Leg], *, drained: int = 0, extra: Mapping[str, bytes] | None = None
+) -> Path:
+    """A sealed bundle of `legs`, written as the supervisor and the controller would. `extra` are further files."""
     bundle.write_new(root / "plan.json", plan.to_bytes())
+    for name, data in (extra or {}).items():
+        bundle.write_new(root / name, data)
     journal = Journal(root / "journal.jsonl")
     journal.write("start", boot_id="boot", lease={"since": "now", "token": "1"}, earlier=[], nonce="00")
     for leg in legs:
