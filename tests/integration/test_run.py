@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from harness import canonical, lease, ports
 from harness.errors import EXIT_FAIL, EXIT_PASS, EXIT_USAGE, EXIT_VOID
@@ -107,6 +109,16 @@ def bench(tmp_path: Path, cache: Path) -> Iterator[Bench]:
         process.kill()
 
 
+def new_key(path: Path) -> Path:
+    """A private Ed25519 key at `path`; returns the file of its public half."""
+    key = Ed25519PrivateKey.generate()
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    path.chmod(0o600)
+    public = path.with_suffix(".pub")
+    public.write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    return public
+
+
 def until(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not condition():
@@ -145,12 +157,18 @@ def assert_whole(bench: Bench, code: int, said: str) -> None:
 
 
 def test_a_run_ends_with_a_sealed_bundle_that_verifies_and_leaves_nothing(bench: Bench) -> None:
-    done = bench.run(VT_FP4_DIRECT_SF="0", VT_FP4_PLAN_CACHE="0", OPENBLAS_NUM_THREADS="9")  # a shell's leftovers
+    public = new_key(bench.root / "sign.pem")
+    leftovers = {"VT_FP4_DIRECT_SF": "0", "VT_FP4_PLAN_CACHE": "0", "OPENBLAS_NUM_THREADS": "9"}  # of a shell
+    done = bench.run("signing.key=sign.pem", **leftovers)
     assert done.returncode in VALID, done.stdout + done.stderr
     outcome = "PASS" if done.returncode == EXIT_PASS else "FAIL"
     said = subprocess.run(
-        [sys.executable, "-m", "harness", "verify", str(bench.bundle())], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "harness", "verify", str(bench.bundle()), "--key", str(public)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    assert "signed by the key that was given" in said.stdout, said.stdout
     assert (said.returncode, said.stdout.split(":")[0]) == (done.returncode, outcome)
     for word in (f"{outcome}: ", "leg 1 of ", "timing", "plan control: PASS", "bundle evidence/g4-", "digest "):
         assert word in done.stdout, done.stdout
@@ -162,6 +180,9 @@ def test_a_run_ends_with_a_sealed_bundle_that_verifies_and_leaves_nothing(bench:
     for path in bench.bundle().rglob("requests.jsonl.gz"):
         assert str(bench.root).encode() not in path.read_bytes()
     assert str(bench.root) not in (bench.bundle() / "plan.json").read_text()
+    noted = [json.loads(line) for line in (bench.bundle() / "journal.jsonl").read_text().splitlines()]
+    assert {"command.json", "plan.json"} <= noted[-1]["files"].keys()
+    assert all("leg.json" in event["files"] for event in noted if event["event"] == "leg")
 
 
 def test_an_engine_that_dies_under_load_voids_the_run_with_its_log(bench: Bench) -> None:
