@@ -49,7 +49,7 @@ def keyids(data: bytes, statements: Mapping[str, bytes]) -> list[str]:
 def doubt(data: bytes | None, statements: Mapping[str, bytes], key: PublicKey) -> str | None:
     """Why `key` does not vouch for the bundle, or None where it does. `data` has no `faults`."""
     if not data:
-        return f"the bundle is not signed (it has no {SIGNATURES})"
+        return f"it is not signed (there is no {SIGNATURES})"
     mine = [lines for lines in _signers(data, statements) if any(item.keyid == key.keyid for item in lines)]
     if not mine:
         others = ", ".join(keyid[:16] for keyid in keyids(data, statements))

@@ -38,7 +38,7 @@ def _leg(root: Path, event: Mapping[str, Any]) -> Iterator[str]:
     prefix = f"legs/{event['leg']}/"
     if "files" in event:
         yield from _differences(root, prefix, event["files"])
-        present = {path.name for path in (root / prefix).glob("*")}
+        present = {path.name for path in (root / prefix).glob("*") if path.is_file()}
         yield from (f"{prefix}{name}: not noted by the journal" for name in sorted(present - event["files"].keys()))
     elif "leg_sha256" in event:
         yield from _differences(root, prefix, {"leg.json": event["leg_sha256"]})

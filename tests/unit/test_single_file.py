@@ -90,6 +90,13 @@ def test_the_same_sources_give_the_same_bytes(alone: Path) -> None:
     assert str(ROOT) not in single_file.render()
 
 
+def test_the_committed_file_is_current() -> None:
+    path = ROOT / "evidence" / "verify.py"
+    assert path.read_text(encoding="utf-8") == single_file.render(), (
+        f"evidence/verify.py is older than the modules it is made of; run `{single_file.COMMAND}` and commit it"
+    )
+
+
 def test_a_source_that_would_end_its_own_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single_file, "closure", lambda: {"harness.verify": "x = '''y'''\n"})
     with pytest.raises(HarnessError, match=r"harness\.verify") as caught:
