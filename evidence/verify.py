@@ -2784,6 +2784,67 @@ def _signers(data: bytes, statements: Mapping[str, bytes]) -> list[list[Envelope
     return [lines[start : start + size] for start in range(0, len(lines), size)]
 '''
 
+SOURCES['harness.pipe'] = r'''"""Output whose reader has gone (`… | head`), which is nobody's fault. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+__all__ = ["EXIT_UNREAD", "quietly", "unread"]
+
+EXIT_UNREAD = 141  # 128 + SIGPIPE: what a shell says of a program that a closed pipe ended
+
+
+def quietly(work: Callable[[], int]) -> int:
+    """Run `work` and hand over all that it printed; EXIT_UNREAD, without a word, where nobody reads that any more.
+
+    A BrokenPipeError of another pipe goes on.
+    """
+    try:
+        try:
+            return work()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+    except BrokenPipeError as error:
+        if not unread(error):
+            raise
+        _drop(_deserted())
+        return EXIT_UNREAD
+
+
+def unread(error: BaseException) -> bool:
+    """Whether `error` comes of a reader of stdout or stderr that has gone."""
+    return isinstance(error, BrokenPipeError) and bool(_deserted())
+
+
+def _deserted() -> list[TextIO]:
+    return [stream for stream in (sys.stdout, sys.stderr) if _is_deserted(stream)]
+
+
+def _is_deserted(stream: TextIO) -> bool:
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):  # a test's stand-in, or closed
+        return False
+    if not hasattr(select, "poll"):  # Windows has none, and no pipe of its own that could have broken instead
+        return True
+    poll = select.poll()
+    poll.register(number, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _drop(streams: list[TextIO]) -> None:
+    """What is still buffered goes nowhere, so that the interpreter's own flush at its end finds nothing wrong."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(nowhere, stream.fileno())
+'''
+
 SOURCES['harness.plan'] = r'''"""The frozen plan of a run, as a value. Its canonical bytes are `plan.json`; their SHA-256 is the run's identity."""
 
 from __future__ import annotations
@@ -4313,7 +4374,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from harness import origin
+from harness import origin, pipe
 from harness.bundle import SIGNATURES
 from harness.ed25519 import PublicKey, read_public
 from harness.errors import EXIT_BUG, EXIT_USAGE, EXITS, HarnessError, UsageError
@@ -4363,7 +4424,11 @@ def _origin(found: Verification, signed: bytes | None, key: PublicKey | None) ->
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python verify.py BUNDLE`: the single file's command line."""
+    """`python verify.py BUNDLE`: the single file's command line; 141 where its reader closed the output early."""
+    return pipe.quietly(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no "…" gets its escape
             stream.reconfigure(errors="backslashreplace")
@@ -4378,7 +4443,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_USAGE
-    except Exception:
+    except Exception as error:
+        if pipe.unread(error):
+            raise
         traceback.print_exc()
         print("internal error: this is a bug of verify; please report the lines above", file=sys.stderr)
         return EXIT_BUG

@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
 
+from harness import pipe
 from harness.errors import EXIT_BUG, EXIT_PASS, EXIT_USAGE, HarnessError, UsageError
 from harness.plans.arguments import add_verbs
 from harness.report.arguments import add_report_arguments
@@ -98,16 +99,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     if options.multirun:
         from harness.sweep import sweep
 
         return sweep(options.overrides)
     from harness.controller import run
+    from harness.display import terminal
     from harness.settings import compose_config
 
-    return run(compose_config(options.overrides), Path.cwd(), Console(stderr=False)).exit_code
+    return run(compose_config(options.overrides), Path.cwd(), terminal()).exit_code
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -158,9 +158,8 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _floor(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from harness import floor_making
+    from harness.display import terminal
     from harness.floor_store import read
     from harness.settings import compose_config
 
@@ -168,7 +167,7 @@ def _floor(options: argparse.Namespace) -> int:
     if options.bundles:
         path = floor_making.from_bundles(options.bundles, (Path.cwd() / config.evidence.root).resolve())
     else:
-        path = floor_making.make(config, Path.cwd(), Console(stderr=False))
+        path = floor_making.make(config, Path.cwd(), terminal())
     print(f"floor {path}\ndigest {read(path)[1].digest}")
     return EXIT_PASS
 
@@ -190,12 +189,11 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _attach(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
+    from harness.display import terminal
     from harness.runs import attach
     from harness.settings import compose_config
 
-    return attach(compose_config(options.overrides), options.run, Path.cwd(), Console(stderr=False)).exit_code
+    return attach(compose_config(options.overrides), options.run, Path.cwd(), terminal()).exit_code
 
 
 def _stop(options: argparse.Namespace) -> int:
@@ -253,7 +251,11 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return its exit code; 141 where whoever read its output closed it early."""
+    return pipe.quietly(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
     try:
         options = _parser().parse_args(argv)
         return COMMANDS[options.command](options)
@@ -263,7 +265,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted before anything was started", file=sys.stderr)
         return EXIT_USAGE
-    except Exception:
+    except Exception as error:
+        if pipe.unread(error):
+            raise
         traceback.print_exc()
         print("internal error: this is a bug of the harness; please report the lines above", file=sys.stderr)
         return EXIT_BUG

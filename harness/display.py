@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +10,21 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-__all__ = ["Display", "describe"]
+__all__ = ["Display", "describe", "terminal"]
 
 PLAIN_EVERY_S = 10.0
+
+
+class _Terminal(Console):
+    """rich would end the program with exit code 1, which is that of a FAIL."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, "nobody reads the output any more")
+
+
+def terminal() -> Console:
+    """Standard output, for people."""
+    return _Terminal()
 
 
 def describe(news: Mapping[str, Any], timed_s: float | None) -> str:

@@ -19,8 +19,8 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
-from rich.console import Console
 
+from harness import pipe
 from harness.errors import EXIT_BUG, EXIT_USAGE, HarnessError, UsageError
 from harness.settings import conf_dir, register, search_path, typed
 
@@ -83,18 +83,21 @@ def _tell(folder: Path, gave_up: bool) -> int:
 def job(composed: DictConfig) -> int:
     """One job. Never raises: what went wrong is recorded in the job's own folder."""
     from harness.controller import run
+    from harness.display import terminal
 
     folder = Path(HydraConfig.get().runtime.output_dir)
     invoked_in = Path(HydraConfig.get().runtime.cwd)
     outcome: dict[str, Any]
     began = _now()
     try:
-        sealed = run(typed(composed), invoked_in, Console())
+        sealed = run(typed(composed), invoked_in, terminal())
         outcome = {"exit": sealed.exit_code, "message": f"{sealed.verdict['outcome']} {sealed.path.name}"}
     except HarnessError as error:
         outcome = {"exit": error.exit_code, "message": f"{error.code}: {error.message}"}
     except Exception as error:
-        outcome = {"exit": EXIT_BUG, "message": f"internal error: {error!r}"}
+        bug = {"exit": EXIT_BUG, "message": f"internal error: {error!r}"}
+        alone = {"exit": pipe.EXIT_UNREAD, "message": "nobody reads the output any more; what it started goes on"}
+        outcome = alone if pipe.unread(error) else bug
     seen = {"began": began, "ended": _now(), "machine": socket.gethostname()}
     (folder / RECORD).write_text(json.dumps({**outcome, **seen}))
     return int(outcome["exit"])

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from harness import origin
+from harness import origin, pipe
 from harness.bundle import SIGNATURES
 from harness.ed25519 import PublicKey, read_public
 from harness.errors import EXIT_BUG, EXIT_USAGE, EXITS, HarnessError, UsageError
@@ -63,7 +63,11 @@ def _origin(found: Verification, signed: bytes | None, key: PublicKey | None) ->
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python verify.py BUNDLE`: the single file's command line."""
+    """`python verify.py BUNDLE`: the single file's command line; 141 where its reader closed the output early."""
+    return pipe.quietly(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that knows no "…" gets its escape
             stream.reconfigure(errors="backslashreplace")
@@ -78,7 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_USAGE
-    except Exception:
+    except Exception as error:
+        if pipe.unread(error):
+            raise
         traceback.print_exc()
         print("internal error: this is a bug of verify; please report the lines above", file=sys.stderr)
         return EXIT_BUG

@@ -87,16 +87,17 @@ def _question(config: Config) -> dict[str, Any]:
 
 
 def show(table: Sequence[Row], host: str) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from harness.display import terminal
 
     made = Table(title=f"host {host}", title_justify="left", box=None, pad_edge=False)
     for head in ("what", "seen", "", "what to do"):
         made.add_column(head, overflow="fold")
     for row in table:
         made.add_row(Text(row.what), Text(row.seen), Text(row.verdict, COLOURS[row.verdict]), Text(row.do))
-    console = Console()
+    console = terminal()
     console.print(made)
     counts = {name: sum(row.verdict == name for row in table) for name in COLOURS}
     console.print(f"{counts['ok']} ok, {counts['warn']} to know, {counts['bad']} to mend before a run")
