@@ -95,9 +95,10 @@ def job(composed: DictConfig) -> int:
     except HarnessError as error:
         outcome = {"exit": error.exit_code, "message": f"{error.code}: {error.message}"}
     except Exception as error:
-        bug = {"exit": EXIT_BUG, "message": f"internal error: {error!r}"}
-        alone = {"exit": pipe.EXIT_UNREAD, "message": "nobody reads the output any more; what it started goes on"}
-        outcome = alone if pipe.unread(error) else bug
+        if pipe.unread(error):
+            outcome = {"exit": pipe.EXIT_UNREAD, "message": "nobody reads the output; what was started goes on"}
+        else:
+            outcome = {"exit": EXIT_BUG, "message": f"internal error: {error!r}"}
     seen = {"began": began, "ended": _now(), "machine": socket.gethostname()}
     (folder / RECORD).write_text(json.dumps({**outcome, **seen}))
     return int(outcome["exit"])
