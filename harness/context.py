@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.config import Config
 from harness.engines.base import Engine
+from harness.machine import Machine
 from harness.plan import Plan
 from harness.state import RunState
 from harness.watchdog import Deadline
@@ -20,7 +21,8 @@ __all__ = ["Context"]
 @dataclass
 class Context:
     """`frozen` is the plan document every process reads; `check` raises when somebody asked to stop; `tell` publishes
-    progress; `metrics` keeps each leg's last /metrics text by the leg's name; `deadline` is the present leg's."""
+    progress; `metrics` keeps each leg's last /metrics text by the leg's name; `deadline` is the present leg's;
+    `machine` is the host that is acted upon."""
 
     plan: Plan
     config: Config
@@ -31,6 +33,7 @@ class Context:
     keeper_pid: int | None
     check: Callable[[], None]
     tell: Callable[[Mapping[str, Any]], None]
+    machine: Machine = field(default_factory=Machine)
     deadline: Deadline = field(default_factory=lambda: Deadline(math.inf))
     metrics: dict[str, str] = field(default_factory=dict)
 

@@ -13,7 +13,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from harness import canonical, ports, process, readiness, watchdog
+from harness import canonical, machine, watchdog
 from harness.bundle import write_new
 from harness.campaign import shown
 from harness.context import Context
@@ -22,7 +22,7 @@ from harness.errors import HarnessError
 from harness.plan import LegPlan, partition
 from harness.process import Owned
 from harness.series import Series, log_end, run_series
-from harness.telemetry import host, pagecache, procfs, record
+from harness.telemetry import procfs, record
 
 __all__ = ["run_leg"]
 
@@ -40,6 +40,7 @@ def run_leg(context: Context, leg: LegPlan) -> None:
     folder.mkdir(parents=True)
     context.deadline = watchdog.Deadline(context.config.client.leg_deadline_s)
     context.tell({"phase": "starting", "name": leg.name})
+    context.machine.begin(leg)
     RUNNERS[leg.kind](context, leg, folder)
 
 
@@ -59,8 +60,9 @@ def _launch(context: Context, launch: Launch, folder: Path) -> Owned:
         },
     )
     fds = () if context.lease_fd is None else (context.lease_fd,)
-    return process.start(
-        launch.argv, launch.env, launch.cwd, folder / "engine.log", pass_fds=fds, reaper=context.keeper_pid
+    log = folder / "engine.log"
+    return context.machine.start(
+        machine.ENGINE, launch.argv, launch.env, launch.cwd, log, pass_fds=fds, reaper=context.keeper_pid
     )
 
 
@@ -77,7 +79,7 @@ def _server(
     `sample` starts the memory sampler right after the process, since peaks arise while weights are loaded.
     """
     port = context.config.host.port
-    ports.require_free(port, "host.port")
+    context.machine.require_free(port, "host.port")
     owned = _launch(context, context.engine.launch(context.arm(leg.arm), port, context.frozen, read_only), folder)
     sampler: Owned | None = None
     try:
@@ -96,12 +98,12 @@ def _end(context: Context, owned: Owned, sampler: Owned | None) -> bool:
     """Stop the engine, then its sampler; whether that saw the end of the engine. `engine-survives` outweighs all."""
     context.tell({"phase": "stopping"})
     try:
-        report = process.stop(owned, context.config.host.stop_grace_s)
+        report = context.machine.stop(owned, context.config.host.stop_grace_s)
         patience = 0.0 if sampler is not None and watchdog.stopped(sampler.identity) else SAMPLER_END_S
         seen_end = sampler is None or sampler.wait(patience) is not None
     finally:
         if sampler is not None:
-            process.stop(sampler, 1.0)
+            context.machine.stop(sampler, 1.0)
     if report.survivors:
         names = ", ".join(f"{one.pid} ({procfs.command(one.pid)})" for one in report.survivors)
         raise HarnessError("engine-survives", f"processes {names} outlived KILL; the host is dirty, look at them first")
@@ -119,15 +121,15 @@ def _judge_sampler(sampler: Owned | None, seen_end: bool, log: Path) -> None:
 
 def _metrics(context: Context, port: int) -> str:
     """What the engine says of itself at the end of its load: /metrics, and what else its adapter asks for."""
-    pages = [readiness.get(port, path, PAGE_TIMEOUT_S) for path in context.engine.proof_paths()]
-    answers = [readiness.get(port, "/metrics"), *pages]
+    pages = [context.machine.get(port, path, PAGE_TIMEOUT_S) for path in context.engine.proof_paths()]
+    answers = [context.machine.get(port, "/metrics"), *pages]
     return "\n".join(answer.text() for answer in answers if answer.status == HTTPStatus.OK)
 
 
 def _await_ready(context: Context, owned: Owned, log: Path) -> None:
     first = context.engine.first_token
     context.tell({"phase": "loading"})
-    readiness.await_ready(
+    context.machine.await_ready(
         owned,
         context.config.host.port,
         context.engine.served_model(),
@@ -152,7 +154,8 @@ def _start_sampler(context: Context, owned: Owned, folder: Path) -> Owned:
     ]
     if context.keeper_pid is not None:
         argv += ["--reaper", str(context.keeper_pid)]
-    return process.start(argv, {}, context.state.root, context.state.root / f"{folder.name}.sampler.log")
+    log = context.state.root / f"{folder.name}.sampler.log"
+    return context.machine.start(machine.SAMPLER, argv, {}, context.state.root, log)
 
 
 def _leg_head(context: Context, leg: LegPlan, owned: Owned, **more: Any) -> dict[str, Any]:
@@ -194,7 +197,7 @@ def _model_gate(context: Context, leg: LegPlan, folder: Path) -> None:
         with watchdog.autopsied(folder, {"model gate": owned}, {"engine.log": folder / "engine.log"}):
             _await_end(context, owned, PROOF_TIMEOUT_S, f"the model gate of arm {leg.arm}", "in its model gate")
     finally:
-        process.stop(owned, context.config.host.stop_grace_s)
+        context.machine.stop(owned, context.config.host.stop_grace_s)
     _write_plans(context, leg, folder, before)
     report = context.engine.model_gate_report((folder / "engine.log").read_text("utf-8", "replace"))
     head = {**asdict(leg), "exit": str(owned.poll()), "model_gate": None if report is None else asdict(report)}
@@ -219,7 +222,7 @@ def _suite(context: Context, leg: LegPlan, folder: Path) -> None:
         context.tell({"phase": "running the engine's own tests"})
         _await_end(context, owned, context.config.client.leg_deadline_s, leg.name, "in its own tests")
     finally:
-        process.stop(owned, context.config.host.stop_grace_s)
+        context.machine.stop(owned, context.config.host.stop_grace_s)
     log = (folder / "engine.log").read_text("utf-8", "replace")
     report = None if leg.kind == "build" else context.engine.suite_report(log)
     head = {**asdict(leg), "exit": str(owned.poll()), "suite": None if report is None else asdict(report)}
@@ -268,7 +271,7 @@ def _timed(context: Context, leg: LegPlan, folder: Path) -> None:
         return
     baseline = _before(context, folder)
     with _server(context, leg, folder, sample=True) as owned:
-        ready_ns = time.monotonic_ns()
+        ready_ns = context.machine.now_ns()
         load = run_series(context, series, owned, folder)
     _after(context, folder, baseline)
     _write_plans(context, leg, folder, before)
@@ -281,16 +284,17 @@ def _attached(context: Context, leg: LegPlan) -> Address | None:
     if address is not None:
         first, limit_s = context.engine.first_token, context.config.host.ready_timeout_s
         prompt = range(first, first + PROMPT_TOKENS)
-        readiness.require_answer(address, context.engine.served_model(), prompt, timeout_s=limit_s)
+        context.machine.require_answer(address, context.engine.served_model(), prompt, timeout_s=limit_s)
     return address
 
 
 def _timed_elsewhere(context: Context, leg: LegPlan, folder: Path, series: Series, address: Address) -> None:
     """The load alone, and this host's canary around it: there is no process to start, to sample or to end."""
     state = {"state": context.state.root}
-    _write(folder, "host-before.json", {**host.snapshot(state), **record.before()})
+    _write(folder, "host-before.json", {**context.machine.snapshot(state), **record.before(context.machine)})
     load = run_series(context, series, None, folder, address)
-    _write(folder, "host-after.json", {**host.snapshot(state), **record.after(folder / "host-before.json")})
+    looked = record.after(folder / "host-before.json", context.machine)
+    _write(folder, "host-after.json", {**context.machine.snapshot(state), **looked})
     _write(folder, "leg.json", {**asdict(leg), "exit": NOT_OWNED, "load": load})
 
 
@@ -303,10 +307,11 @@ def _roots(context: Context) -> list[Path]:
 def _before(context: Context, folder: Path) -> int | None:
     """Drop the cache, look at host and GPU, then read the MemAvailable from which the leg's own drop is counted."""
     context.tell({"phase": "dropping the page cache"})
-    drop = pagecache.drop(_roots(context))
-    looked = record.before()
-    host.settle()  # pages that ended processes free reach MemAvailable seconds late: too low a baseline hides the drop
-    snapshot = host.snapshot({"state": context.state.root})
+    drop = context.machine.drop(_roots(context))
+    looked = record.before(context.machine)
+    # Pages that ended processes free reach MemAvailable seconds late: too low a baseline hides the drop.
+    context.machine.settle()
+    snapshot = context.machine.snapshot({"state": context.state.root})
     _write(folder, "host-before.json", {**snapshot, **looked, "cache_drop": drop.to_json()})
     available = snapshot["mem_available_kib"]
     floor = context.config.host.min_mem_available_mib * 1024
@@ -317,10 +322,10 @@ def _before(context: Context, folder: Path) -> int | None:
 
 def _after(context: Context, folder: Path, baseline: int | None) -> None:
     context.tell({"phase": "waiting for memory to come back"})
-    drop = pagecache.drop(_roots(context))
+    drop = context.machine.drop(_roots(context))
     returned = _await_memory(context, folder, baseline)
-    snapshot = host.snapshot({"state": context.state.root})
-    looked = record.after(folder / "host-before.json")
+    snapshot = context.machine.snapshot({"state": context.state.root})
+    looked = record.after(folder / "host-before.json", context.machine)
     _write(folder, "host-after.json", {**snapshot, **looked, "cache_drop": drop.to_json(), "memory_return": returned})
 
 
@@ -329,7 +334,8 @@ def _await_memory(context: Context, folder: Path, baseline: int | None) -> dict[
     rows = (json.loads(line) for line in (folder / "memory.jsonl").read_bytes().splitlines())
     lowest = min((row["mem_available_kib"] for row in rows if row["mem_available_kib"] is not None), default=None)
     drop = None if baseline is None or lowest is None else baseline - lowest
-    return host.wait_returned(baseline, drop, context.config.host.memory_return_timeout_s).to_json()
+    limit_s = context.config.host.memory_return_timeout_s
+    return context.machine.wait_returned(baseline, drop, limit_s).to_json()
 
 
 RUNNERS = {

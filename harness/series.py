@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import bench_client, process, watchdog
+from harness import bench_client, machine, process, watchdog
 from harness.bundle import write_new
 from harness.context import Context
 from harness.engines.base import Address
@@ -48,14 +48,14 @@ def run_series(
     out.mkdir()
     (out / "spec.json").write_text(json.dumps(_spec(context, series, out, address)))
     argv = _client(context, out)
-    load = process.start(argv, {}, context.state.root, out / "client.log")
+    load = context.machine.start(machine.CLIENT, argv, {}, context.state.root, out / "client.log")
     engine_log, client_log = folder / "engine.log", out / "client.log"
     watched = {"client": load} if owned is None else {"engine": owned, "client": load}
     try:
         with watchdog.autopsied(folder, watched, {"engine.log": engine_log, "client.log": client_log}):
             _watch(context, owned, load, engine_log, client_log)
     finally:
-        process.stop(load, 1.0)
+        context.machine.stop(load, 1.0)
     for name in OUTPUTS:
         if (out / name).is_file():
             write_new(folder / name, (out / name).read_bytes())

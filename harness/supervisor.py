@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import sys
 import time
 import traceback
@@ -18,15 +17,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from harness import bundle, keeper, lease, ports, settings, verdict, witnesses
+from harness import bundle, keeper, lease, settings, verdict, witnesses
 from harness.context import Context
 from harness.engines import registry
 from harness.errors import EXIT_BUG, EXIT_PASS, EXIT_VOID, HarnessError
 from harness.journal import Journal, whole_lines
 from harness.leg import run_leg
+from harness.machine import Machine
 from harness.plan import LegPlan, Plan
 from harness.state import RunState, cache_dir, write_atomic
-from harness.telemetry import host, probe, procfs
+from harness.telemetry import procfs
+from harness.telemetry.probe import GpuAnswer
 
 __all__ = ["main"]
 
@@ -40,7 +41,9 @@ LEG_WORTH = 8  # for the time left: a server's start and end take about as long 
 class Supervisor:
     """One run from its lease to its last leg."""
 
-    def __init__(self, state: RunState, boot_id: Callable[[], str | None] = procfs.boot_id) -> None:
+    def __init__(
+        self, state: RunState, boot_id: Callable[[], str | None] = procfs.boot_id, machine: Machine | None = None
+    ) -> None:
         """`boot_id` tells this boot from the next: a host that restarts gives the lock away and may clear /tmp."""
         run = state.read(state.run)
         assert run is not None, "the controller writes run.json before it starts the keeper"
@@ -49,10 +52,11 @@ class Supervisor:
         self._config = settings.load(run["config"])
         self._journal = Journal(state.journal)
         self._boot_id = boot_id
+        self._machine = machine or Machine()
         self._terminated = False
         self._last_told = 0.0
         self._progress: dict[str, Any] = {}
-        signal.signal(signal.SIGTERM, self._on_term)
+        self._machine.on_term(self._on_term)
 
     def _on_term(self, _number: int, _frame: FrameType | None) -> None:
         self._terminated = True
@@ -82,7 +86,7 @@ class Supervisor:
             lease=self._lease(),
             earlier=self._run["earlier"],
             nonce=self._run["nonce"],
-            host=host.snapshot({"state": self._state.root}),
+            host=self._machine.snapshot({"state": self._state.root}),
         )
         code = self._legs(plan, context, booted)
         self._end()
@@ -125,7 +129,7 @@ class Supervisor:
 
     def _end(self) -> None:
         """The last line of the journal. A keeper that somebody stopped is woken: it alone gives the lease back."""
-        left = [f"port {self._config.host.port} is open"] if ports.owner(self._config.host.port) else []
+        left = [f"port {self._config.host.port} is open"] if self._machine.port_owner(self._config.host.port) else []
         self._ballast.unlink(missing_ok=True)
         woken = keeper.wake(self._state.root)
         self._journal.write("end", boot_id=self._boot_id(), left_behind=left, keeper_woken=woken, files=self._files())
@@ -170,13 +174,14 @@ class Supervisor:
             keeper_pid=os.getppid(),
             check=self.check,
             tell=self.tell,
+            machine=self._machine,
         )
 
     def _check_host(self, plan: Plan) -> None:
         """A free lock proves nothing: the host must be fit for a measurement, too."""
         limits = self._config.host
-        ports.require_free(limits.port, "host.port")
-        snapshot = host.snapshot({"state": self._state.root})
+        self._machine.require_free(limits.port, "host.port")
+        snapshot = self._machine.snapshot({"state": self._state.root})
         load = snapshot["loadavg"][0] if snapshot["loadavg"] else None
         if limits.max_load_average is not None and (load is None or load > limits.max_load_average):
             raise HarnessError("busy-host", f"load average {load}, host.max_load_average={limits.max_load_average}")
@@ -188,7 +193,7 @@ class Supervisor:
         """No compute process may exist when a leg begins: a free lock proves nothing, and drivers free memory late."""
         deadline = time.monotonic() + self._config.host.memory_return_timeout_s
         while plan.gpu:
-            answer = _ask_gpu()
+            answer = self._ask_gpu()
             if answer.identity is None or answer.processes is None:
                 raise HarnessError("gpu-unreadable", f"whether the GPU is idle cannot be told: {answer.reason}")
             if not answer.processes:
@@ -198,6 +203,16 @@ class Supervisor:
                 raise HarnessError("gpu-busy", f"compute processes {pids} use the GPU and are not this run's; end them")
             self.check()
             time.sleep(IDLE_POLL_S)
+
+    def _ask_gpu(self) -> GpuAnswer:
+        """The probe's answer; one that died or printed no answer has told nothing, and nothing is not `idle`."""
+        try:
+            return self._machine.gpus()
+        except HarnessError:
+            raise
+        except Exception as error:
+            said = f"the NVML probe gave no usable answer: {error!r}; try nvidia-smi"
+            raise HarnessError("nvml-failed", said) from error
 
     def _judge(self, plan: Plan, leg: LegPlan) -> None:
         """A leg that voids the run ends it: hours of further legs could not make it valid again."""
@@ -230,16 +245,6 @@ class Supervisor:
     def _files(self, *folder: str) -> dict[str, str]:
         """SHA-256 of each file in a folder of the bundle, so that the journal's chain holds the files, too."""
         return witnesses.of_folder(self._state.bundle.joinpath(*folder))
-
-
-def _ask_gpu() -> probe.GpuAnswer:
-    """The probe's answer; one that died or printed no answer has told nothing, and nothing is not `idle`."""
-    try:
-        return probe.ask()
-    except HarnessError:
-        raise
-    except Exception as error:
-        raise HarnessError("nvml-failed", f"the NVML probe gave no usable answer: {error!r}; try nvidia-smi") from error
 
 
 def main(argv: list[str]) -> int:

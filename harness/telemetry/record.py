@@ -5,25 +5,34 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from harness import canonical
-from harness.records import GpuLook, MemorySample, RequestRecord
-from harness.telemetry import canary, probe, thermal
+from harness.records import Canary, GpuLook, MemorySample, RequestRecord
+from harness.telemetry import thermal
 from harness.telemetry.phases import Stamps, peak_phases
+from harness.telemetry.probe import GpuAnswer
 
 __all__ = ["after", "before", "peaks"]
 
 
-def before() -> dict[str, Any]:
+class Senses(Protocol):
+    """What looks at GPUs and times the canary: `harness.machine.Machine`."""
+
+    def gpus(self) -> GpuAnswer: ...
+
+    def sing(self, gpu: bool) -> Canary: ...
+
+
+def before(senses: Senses) -> dict[str, Any]:
     """For host-before.json. HarnessError `nvml-…` when the driver is broken now: the leg must not begin."""
-    look = probe.ask().look()
-    return {"gpu": look.to_json(), "canary": canary.sing(look.identity is not None).to_json()}
+    look = senses.gpus().look()
+    return {"gpu": look.to_json(), "canary": senses.sing(look.identity is not None).to_json()}
 
 
-def after(host_before: Path) -> dict[str, Any]:
+def after(host_before: Path, senses: Senses) -> dict[str, Any]:
     """For host-after.json: the same, and by board and counter the nanoseconds throttled since `host_before`."""
-    look = probe.ask().look()
+    look = senses.gpus().look()
     earlier = GpuLook.from_json(canonical.loads(host_before.read_bytes(), host_before.name)["gpu"])
     return {
         "gpu": look.to_json(),
@@ -31,7 +40,7 @@ def after(host_before: Path) -> dict[str, Any]:
             board: {name: None if added is None else str(added) for name, added in counters.items()}
             for board, counters in thermal.differences(earlier.states, look.states).items()
         },
-        "canary": canary.sing(look.identity is not None).to_json(),
+        "canary": senses.sing(look.identity is not None).to_json(),
     }
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from harness import process
 from harness.errors import HarnessError
+from harness.machine import Machine
 from harness.telemetry import canary, probe, procfs, record
 from harness.telemetry.gpu import HANGS
 from harness.telemetry.nvml import METHOD
@@ -97,7 +98,7 @@ def test_a_driver_upgraded_in_the_middle_stops_the_series_before_its_next_leg(
     looks = [probe.ask().look() for _ in range(6)]
     assert {str(look.identity) for look in looks} == {str(looks[0].identity)} and looks[0].identity is not None
     with pytest.raises(HarnessError) as caught:
-        record.before()
+        record.before(Machine())
     assert caught.value.code == "nvml-version-mismatch" and "reboot" in caught.value.message
 
 
@@ -113,8 +114,8 @@ def test_a_library_of_another_release_than_its_kernel_module_is_refused_before_a
 
 def test_what_a_leg_records_after_itself_says_what_throttled(driver: Path, tmp_path: Path) -> None:
     before = tmp_path / "host-before.json"
-    before.write_text(json.dumps(record.before()))
-    after = record.after(before)
+    before.write_text(json.dumps(record.before(Machine())))
+    after = record.after(before, Machine())
     assert after["throttled_ns"]["GPU-0"]["sw_thermal"] is None
     canaries = after["canary"]
     assert {"cpu_copy", "cpu_gemv"} <= canaries["best_ns"].keys()
@@ -124,6 +125,7 @@ def test_what_a_leg_records_after_itself_says_what_throttled(driver: Path, tmp_p
 FORKED = """
 import json, multiprocessing, os, sys
 from harness.errors import HarnessError
+from harness.machine import Machine
 from harness.telemetry.nvml import Nvml
 opened = Nvml()
 def ask(queue, reopen):

@@ -96,24 +96,24 @@ def test_a_boot_that_cannot_be_told_is_not_taken_for_the_same(one: Supervisor, c
     "error", [subprocess.CalledProcessError(-6, "probe"), OSError("no memory"), KeyError("processes"), AssertionError()]
 )
 def test_a_probe_that_gives_no_usable_answer_has_not_said_idle(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
+    one: Supervisor, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def ask() -> probe.GpuAnswer:
         raise error
 
     monkeypatch.setattr(probe, "ask", ask)
     with pytest.raises(HarnessError) as caught:
-        supervisor._ask_gpu()
+        one._ask_gpu()
     assert caught.value.code == "nvml-failed"
 
 
-def test_a_probe_that_hangs_keeps_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_hangs_keeps_its_own_code(one: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask() -> probe.GpuAnswer:
         raise HarnessError("nvml-hangs", "no answer")
 
     monkeypatch.setattr(probe, "ask", ask)
     with pytest.raises(HarnessError) as caught:
-        supervisor._ask_gpu()
+        one._ask_gpu()
     assert caught.value.code == "nvml-hangs"
 
 
