@@ -30,6 +30,7 @@ def checks(plan: Plan, legs: Sequence[Leg]) -> list[Check]:
         found += g4.same_model_gates(legs)
     found += g4.sequential_equality(plan, legs)
     found += _concurrent(plan, legs)
+    found += g4.second_model_equality(plan, legs)
     return found
 
 

@@ -20,11 +20,13 @@ __all__ = [
     "leg_checks",
     "same_model_gates",
     "same_plans",
+    "second_model_equality",
     "sequential_equality",
     "structure",
 ]
 
 PLAN_CONTROL = "plan-"  # checks with this prefix make up the plan-control verdict
+OTHER_PLANS = ("seed", "inertness")  # one makes the plans, the other's model may be of other shapes
 MIN_SAMPLES = 2
 LAGS_UNKNOWN = "vllm_bench"  # this client does not measure how late its loop is: not-applicable in the plan
 
@@ -53,9 +55,9 @@ def leg_checks(plan: Plan, leg: Leg) -> list[Check]:
     found += [*telemetry.leg_checks(plan, leg), *servers.leg_checks(plan, leg)]
     if leg.kind == "model-gate":
         found.append(_model_gate(leg))
-    if leg.kind == "sequential":
+    if leg.kind in ("sequential", "inertness"):
         found.append(_sequential_counts(plan, leg))
-    if "fp4_plans" in plan.capabilities and leg.kind != "seed":
+    if "fp4_plans" in plan.capabilities and leg.kind not in OTHER_PLANS:
         found += _frozen_plans(leg)
     return found
 
@@ -93,7 +95,7 @@ def structure(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
 def _process(plan: Plan, leg: Leg) -> Iterator[Check]:
     if plan.memory:
         yield _equal("clean-exit", leg.name, leg.exit, "exit code 0")
-    if "arm_counters" in plan.capabilities and leg.kind in ("timed", "sequential"):
+    if "arm_counters" in plan.capabilities and leg.kind in ("timed", "sequential", "inertness"):
         proof = leg.arm_proof
         yield _check(
             "arm-active",
@@ -207,7 +209,7 @@ def _frozen_plans(leg: Leg) -> Iterator[Check]:
 
 def same_plans(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
     """One frozen document, the planned one where it was given, and one map in every process after the seed."""
-    frozen = [leg for leg in legs if leg.kind != "seed"]
+    frozen = [leg for leg in legs if leg.kind not in OTHER_PLANS]
     yield _single("plan-map", (leg.plans.map_sha256 for leg in frozen if leg.plans), _map_difference(frozen))
     yield _single("plan-metadata", (leg.plans.metadata for leg in frozen if leg.plans))
     documents = {leg.plan_sha256[0] for leg in frozen if leg.plan_sha256}
@@ -274,12 +276,21 @@ def _sequential_counts(plan: Plan, leg: Leg) -> Check:
 
 def sequential_equality(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
     """The same prompts, one at a time: the arms must agree token for token when the shapes are the same."""
-    if not any(item.kind == "sequential" for item in plan.legs):
+    yield from _equal_texts(plan, legs, "sequential", "sequential-equal")
+
+
+def second_model_equality(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
+    """The same of the second model, which the change is not about."""
+    yield from _equal_texts(plan, legs, "inertness", "second-model-inert")
+
+
+def _equal_texts(plan: Plan, legs: Sequence[Leg], kind: str, code: str) -> Iterator[Check]:
+    if not any(item.kind == kind for item in plan.legs):
         return
-    proofs = {leg.arm: leg.texts for leg in legs if leg.kind == "sequential"}
+    proofs = {leg.arm: leg.texts for leg in legs if leg.kind == kind}
     first, second = proofs.get("A", ()), proofs.get("B", ())
     same = sum(one == two for one, two in zip(first, second, strict=False))
     total = max(len(first), len(second))
     good = total > 0 and same == total == len(first) == len(second)
     seen, required = f"{same} of {total} equal", f"all of {total or 'the'} completions equal"
-    yield _check("sequential-equal", "A against B", seen, required, good)
+    yield _check(code, "A against B", seen, required, good)

@@ -124,6 +124,8 @@ def legs(config: Config, capabilities: Sequence[str], pairs: Sequence[Sequence[i
     if config.gate.name == "g2":
         if "sequential_proof" in capabilities and config.gate.sequential_requests:
             found += [(f"concurrent-{arm}", "concurrent", arm, config.gate.sequential_requests, 1) for arm in "AB"]
+            if config.engine.second:
+                found += [(f"second-model-{arm}", "inertness", arm, 1, 1) for arm in "AB"]
         count = config.gate.replays if "fp4_plans" in capabilities else 0
         found += [(f"replay-{number + 1}", "replay", "AB"[number % 2], None, None) for number in range(count)]
         return [LegPlan(f"{number:02d}-{leg[0]}", *leg[1:]) for number, leg in enumerate(found)]

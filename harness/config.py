@@ -122,6 +122,10 @@ class EngineConfig:
     options: dict[str, Any] = key("options of the adapter, the same for both arms", default={})
     candidate: ArmConfig = field(default_factory=ArmConfig, metadata={"meaning": "arm A: the change", "unit": ""})
     baseline: ArmConfig = field(default_factory=ArmConfig, metadata={"meaning": "arm B: what it replaces", "unit": ""})
+    second: dict[str, Any] | None = key(
+        "g2: options, beside `options`, of a second model whose tokens the change must leave alone; null = none",
+        default=None,
+    )
     plan: str | None = key("a native plan document to freeze; null seeds one in a read-write run", default=None)
 
 

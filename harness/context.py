@@ -20,13 +20,14 @@ __all__ = ["Context"]
 
 @dataclass
 class Context:
-    """`frozen` is the plan document every process reads; `check` raises when somebody asked to stop; `tell` publishes
-    progress; `metrics` keeps each leg's last /metrics text by the leg's name; `deadline` is the present leg's;
-    `machine` is the host that is acted upon."""
+    """`second` is the adapter of engine.second; `frozen` is the plan document every process reads; `check` raises when
+    somebody asked to stop; `tell` publishes progress; `metrics` keeps each leg's last /metrics text by the leg's name;
+    `deadline` is the present leg's; `machine` is the host that is acted upon."""
 
     plan: Plan
     config: Config
     engine: Engine
+    second: Engine | None
     state: RunState
     frozen: Path | None
     lease_fd: int | None

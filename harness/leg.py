@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -237,7 +237,7 @@ def _sequential(context: Context, leg: LegPlan, folder: Path) -> None:
     rows = prompts.read_bytes().splitlines(keepends=True)[: context.config.gate.sequential_requests]
     few = context.state.root / f"{leg.name}.prompts.jsonl"
     few.write_bytes(b"".join(rows))
-    series = Series(few, concurrency=1 if leg.kind == "sequential" else len(rows), warmups=0, keep_text=True)
+    series = Series(few, concurrency=len(rows) if leg.kind == "concurrent" else 1, warmups=0, keep_text=True)
     address = _attached(context, leg)
     if address is not None:
         load = run_series(context, series, None, folder, address)
@@ -247,6 +247,12 @@ def _sequential(context: Context, leg: LegPlan, folder: Path) -> None:
         load = run_series(context, series, owned, folder)
     _write_plans(context, leg, folder, before)
     _write(folder, "leg.json", _leg_head(context, leg, owned, load=load))
+
+
+def _inertness(context: Context, leg: LegPlan, folder: Path) -> None:
+    """The sequential proof of the second model: a change made for the first one must leave its tokens alone."""
+    assert context.second is not None, "the plan holds this leg only where engine.second names a model"
+    _sequential(replace(context, engine=context.second), leg, folder)
 
 
 def _replay(context: Context, leg: LegPlan, folder: Path) -> None:
@@ -342,6 +348,7 @@ RUNNERS = {
     "seed": _seed,
     "model-gate": _model_gate,
     "sequential": _sequential,
+    "inertness": _inertness,
     "concurrent": _sequential,
     "replay": _replay,
     "collect": _suite,

@@ -85,7 +85,11 @@ def about(plan: Mapping[str, Any]) -> dict[str, Any]:
 
     The baseline may differ: G4's is the candidate without its lever, G5's is the oracle.
     """
-    return {name: plan.get(name) for name in ("engine", "subject", "candidate")}
+    found = {name: plan.get(name) for name in ("engine", "subject", "candidate")}
+    subject = found["subject"]
+    if isinstance(subject, dict):  # G2 alone starts a second model
+        found["subject"] = {name: value for name, value in subject.items() if name != "second_model"}
+    return found
 
 
 def _read(root: Path) -> Proof:

@@ -341,8 +341,8 @@ class SamplerReport:
 
 @dataclass(frozen=True)
 class Leg:
-    """Everything one process left behind. `kind` is seed, model-gate, sequential, concurrent, replay or timed; in
-    G1, which starts no server, it is collect, suite or build.
+    """Everything one process left behind. `kind` is seed, model-gate, sequential, concurrent, inertness, replay or
+    timed; in G1, which starts no server, it is collect, suite or build.
 
     `texts` are the completions of a sequential or concurrent proof, in prompt order. A part that this kind of leg does
     not have, or that the engine cannot give, is None.

@@ -168,6 +168,7 @@ class Supervisor:
             plan=plan,
             config=self._config,
             engine=engine,
+            second=registry.second(self._config.engine, cache_dir(self._config.host)),
             state=self._state,
             frozen=frozen,
             lease_fd=int(lease_fd) if lease_fd else None,
@@ -238,7 +239,7 @@ class Supervisor:
         }
 
     def _requests(self, leg: LegPlan) -> int:
-        if leg.kind in ("sequential", "concurrent"):
+        if leg.kind in ("sequential", "concurrent", "inertness"):
             return self._config.gate.sequential_requests
         return self._config.workload.points[leg.concurrency] if leg.concurrency is not None else 0
 

@@ -113,7 +113,7 @@ def good_leg(planned: LegPlan, plan: Plan, *, scale: float = 1.0) -> Leg:
     base = replace(base, arm_proof=ArmProof(True, "0 swizzles", "0 swizzles"))
     if planned.kind == "replay":
         return base
-    if planned.kind in ("sequential", "concurrent"):
+    if planned.kind in ("sequential", "concurrent", "inertness"):
         records = tuple(request(index, index * 100 * MS) for index in range(2))
         return replace(base, requests=records, texts=("ab", "cd"), load=load_report(1, 2))
     return replace(_timed(base, plan, scale), repetition=planned.repetition)

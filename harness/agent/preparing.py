@@ -33,13 +33,20 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
         engine.launch(asdict(arm), config.host.port, None, True)  # refuses flags that the engine does not know
     suites, not_tested = _suites(config, engine)
     engine.prepare()
+    second = registry.second(config.engine, cache_dir(config.host)) if config.gate.name == "g2" else None
+    if second is not None:
+        second.prepare()
     bench_client.require(config, engine)
     prompts = _prompts(config, engine)
     name = canonical.sha256_bytes(canonical.dumps(dict(prompts.digests)))[:16]
     corpus.write(prompts, prompts_folder(config.host, name))
     facts, gpu = _identity()
     return Prepared(
-        subject={**engine.identity(), **bench_client.identity(config)},
+        subject={
+            **engine.identity(),
+            **bench_client.identity(config),
+            **({"second_model": second.identity()} if second is not None else {}),
+        },
         capabilities=sorted(engine.capabilities),
         host=facts,
         gpu=gpu,

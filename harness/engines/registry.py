@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.config import EngineConfig
 from harness.engines.base import Engine
 from harness.errors import UsageError
 
-__all__ = ["ENGINES", "create"]
+__all__ = ["ENGINES", "create", "second"]
 
 
 def _reference(options: Mapping[str, Any], cache_dir: Path) -> Engine:
@@ -63,6 +64,11 @@ ENGINES: Mapping[str, Callable[[Mapping[str, Any], Path], Engine]] = {
     "vllm": _vllm,
     "vllm_cpp": _vllm_cpp,
 }
+
+
+def second(config: EngineConfig, cache_dir: Path) -> Engine | None:
+    """The adapter of the second model that `engine.second` describes; None where it names none."""
+    return create(config.name, {**config.options, **config.second}, cache_dir) if config.second else None
 
 
 def create(name: str, options: Mapping[str, Any], cache_dir: Path) -> Engine:

@@ -182,6 +182,7 @@ class Day:
             plan=cast(Plan, None),  # only a load looks at it
             config=self.config,
             engine=cast(Engine, self.engine),
+            second=None,
             state=state,
             frozen=None,
             lease_fd=held.fd,

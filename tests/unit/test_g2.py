@@ -41,8 +41,8 @@ def judged(change: Callable[[Leg], Leg] = lambda leg: leg, name: str = "") -> di
 def test_the_plan_seeds_proves_both_arms_and_alternates_six_fresh_processes() -> None:
     assert [leg.name for leg in PLAN.legs] == [
         *("00-seed-plans", "01-model-gate-A", "02-model-gate-B", "03-sequential-A", "04-sequential-B"),
-        *("05-concurrent-A", "06-concurrent-B"),
-        *(f"{6 + number:02d}-replay-{number}" for number in range(1, 7)),
+        *("05-concurrent-A", "06-concurrent-B", "07-second-model-A", "08-second-model-B"),
+        *(f"{8 + number:02d}-replay-{number}" for number in range(1, 7)),
     ]
     assert "".join(leg.arm for leg in PLAN.legs if leg.kind == "replay") == "ABABAB"
 
@@ -70,6 +70,9 @@ def test_a_healthy_run_passes_without_any_axis() -> None:
         ("model-gate-counts", "model-gate-B", {"model_gate": ModelGate(4, 21, 0, 0, 16, 16)}),
         ("sequential-equal", "sequential-B", {"texts": ("ab", "ce")}),
         ("concurrent-counts", "concurrent-A", {"texts": ("ab",)}),
+        ("second-model-inert", "second-model-A", {"texts": ("ab", "ce")}),
+        ("second-model-inert", "second-model-B", {"texts": ("ab",)}),
+        ("arm-active", "second-model-B", {"arm_proof": None}),
         ("concurrent-begins-alike", "concurrent-B", {"texts": ("ab", "xx")}),
         ("clean-exit", "replay-4", {"exit": "signal 9"}),
     ],
@@ -79,6 +82,16 @@ def test_what_does_not_hold_fails_the_gate_by_its_name(code: str, name: str, cha
     assert found["outcome"] == "FAIL"
     assert code in found["failed"]
     assert any(line.startswith(f"failed {code} at ") for line in summary(found))
+
+
+def test_the_second_model_may_have_plans_of_other_shapes() -> None:
+    other = plan_report({(1, 96, 32): 3}, lazy_misses=1, tuning=IDLE)
+    assert judged(lambda leg: replace(leg, plans=other), "second-model-A")["outcome"] == "PASS"
+
+
+def test_without_a_second_model_nothing_is_asked_of_one() -> None:
+    plan = small_plan("gate=g2", "gate.replays=6", "engine.second=null")
+    assert not [leg for leg in plan.legs if leg.kind == "inertness"]
 
 
 def test_a_run_that_was_cut_short_is_void() -> None:
