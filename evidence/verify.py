@@ -1103,6 +1103,7 @@ __all__ = [
     "derived_names",
     "manifest_bytes",
     "members",
+    "read_floors",
     "read_leg",
     "read_legs",
     "seal",
@@ -1186,6 +1187,12 @@ def read_legs(root: Path, plan: Plan) -> list[Leg]:
         for leg in plan.legs
         if (root / "legs" / leg.name / "leg.json").is_file()
     ]
+
+
+def read_floors(root: Path) -> list[Any]:
+    """The floors in the bundle, whole, as documents; none where it has none."""
+    path = root / "floor.json"
+    return list(canonical.loads(path.read_bytes(), path.name)["floors"]) if path.is_file() else []
 
 
 def read_leg(folder: Path, planned: LegPlan) -> Leg:
@@ -2081,7 +2088,7 @@ from harness.rule import Rule, judge
 from harness.statistics import holm, rounded
 from harness.weighing import LABELS, Family, Terms, Weighed, label, weigh
 
-__all__ = ["FORMAT", "Comparison", "interpret", "rows"]
+__all__ = ["FORMAT", "Comparison", "compared", "counts", "interpret", "rows", "usable_floors"]
 
 FORMAT = "nvfp4-gates-interpretation-v1"
 
@@ -2135,10 +2142,8 @@ def interpret(
     if not plan.rule.get("interpretation"):
         return None
     terms = Terms.from_json(plan.rule["interpretation"])
-    floors, head = _floors(plan, legs, documents, started_utc, terms)
-    logs = logratios.campaign_logs(plan, legs)
-    axes = axes_of(plan.measured, plan.gpu, plan.memory, plan.ladder)
-    comparison = Comparison(axes, [logs], _twins(plan, legs, floors), floors, terms, plan.repetitions)
+    floors, head = usable_floors(plan, legs, documents, started_utc, terms)
+    comparison = compared(plan, [legs], floors, terms)
     found = rows(comparison)
     return {
         "format": FORMAT,
@@ -2148,19 +2153,37 @@ def interpret(
         "campaigns": len(comparison.campaigns),
         "tests": len(comparison.own),
         "axes": found,
-        "counts": {name: sum(row["label"] == name and row["same_as"] is None for row in found) for name in LABELS},
+        "counts": counts(found),
         "omnibus": _omnibus(comparison),
         "order_bias": {"axes": _biased(comparison), "first_leg": _first_legs(plan, legs, floors)},
-        "variants": _variants(plan, legs, axes),
+        "variants": _variants(plan, legs, comparison.axes),
         "ttft_modes": [mixtures.ttft_modes(legs, concurrency) for concurrency in plan.measured],
         "stall_share": [mixtures.stall_share(legs, concurrency) for concurrency in plan.measured],
     }
 
 
-def _floors(
+def compared(plan: Plan, campaigns: Sequence[Sequence[Leg]], floors: Sequence[Floor], terms: Terms) -> Comparison:
+    """Campaigns of one plan, each given by its legs, against `floors`."""
+    every = [leg for legs in campaigns for leg in legs]
+    return Comparison(
+        axes=axes_of(plan.measured, plan.gpu, plan.memory, plan.ladder),
+        campaigns=[logratios.campaign_logs(plan, legs) for legs in campaigns],
+        twins=_twins(plan, every, floors),
+        floors=floors,
+        terms=terms,
+        pairs=plan.repetitions,
+    )
+
+
+def counts(found: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many distinct axes have each label."""
+    return {name: sum(row["label"] == name and row["same_as"] is None for row in found) for name in LABELS}
+
+
+def usable_floors(
     plan: Plan, legs: Sequence[Leg], documents: Sequence[Any], started: str | None, terms: Terms
 ) -> tuple[list[Floor], dict[str, Any]]:
-    """The floors that may be used, and what the verdict says of them: used, or why not and what then cannot be told."""
+    """The floors that may be used, and a verdict's `interpretation.floor`: used, or why not and what cannot be told."""
     named = list(plan.floor["digests"]) if plan.floor else []
     found = [floors_module.loads(document, f"floor {number}") for number, document in enumerate(documents, 1)]
     status, reason = ("used", None) if named else ("none", "the plan names no floor")
@@ -2327,7 +2350,7 @@ SOURCES['harness.journal'] = r'''"""The journal: one canonical line an event, ea
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -2343,9 +2366,13 @@ VOIDED = "a run that ends by itself"  # what is required where the run itself sa
 
 
 class Journal:
-    """Appends events to a file, new or continued, each on the disk before the next step of the run is taken."""
+    """Appends events to a file, new or continued, each on the disk before the next step of the run is taken.
 
-    def __init__(self, path: Path) -> None:
+    `now` gives the stamps; only tests have another clock.
+    """
+
+    def __init__(self, path: Path, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._now = now
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         self._path = path
         self._previous = canonical.sha256_bytes(lines[-1]) if lines else GENESIS
@@ -2353,7 +2380,7 @@ class Journal:
 
     def write(self, event: str, **details: Any) -> None:
         """Append one event. `details` must be canonical JSON."""
-        stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
+        stamp = self._now().isoformat(timespec="milliseconds")
         line = canonical.dumps({**details, "event": event, "n": self._count, "previous": self._previous, "utc": stamp})
         with self._path.open("ab") as file:
             file.write(line)
@@ -4261,13 +4288,7 @@ def assess(root: Path) -> dict[str, Any]:
     if plan.ladder:  # older gates keep the checks that their bundles were sealed with
         checks.append(g3.untraced((path.relative_to(root).as_posix() for path in bundle.members(root)), "bundle"))
     started = next((str(event["utc"]) for event in events if event["event"] == "start"), None)
-    return verdict.compute(plan, bundle.read_legs(root, plan), checks, _floors(root), started)
-
-
-def _floors(root: Path) -> list[Any]:
-    """The floors in the bundle, whole, as documents."""
-    path = root / "floor.json"
-    return list(canonical.loads(path.read_bytes(), "floor.json")["floors"]) if path.is_file() else []
+    return verdict.compute(plan, bundle.read_legs(root, plan), checks, bundle.read_floors(root), started)
 
 
 def _drained(root: Path) -> Check:

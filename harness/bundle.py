@@ -36,6 +36,7 @@ __all__ = [
     "derived_names",
     "manifest_bytes",
     "members",
+    "read_floors",
     "read_leg",
     "read_legs",
     "seal",
@@ -119,6 +120,12 @@ def read_legs(root: Path, plan: Plan) -> list[Leg]:
         for leg in plan.legs
         if (root / "legs" / leg.name / "leg.json").is_file()
     ]
+
+
+def read_floors(root: Path) -> list[Any]:
+    """The floors in the bundle, whole, as documents; none where it has none."""
+    path = root / "floor.json"
+    return list(canonical.loads(path.read_bytes(), path.name)["floors"]) if path.is_file() else []
 
 
 def read_leg(folder: Path, planned: LegPlan) -> Leg:

@@ -24,7 +24,7 @@ from harness.rule import Rule, judge
 from harness.statistics import holm, rounded
 from harness.weighing import LABELS, Family, Terms, Weighed, label, weigh
 
-__all__ = ["FORMAT", "Comparison", "interpret", "rows"]
+__all__ = ["FORMAT", "Comparison", "compared", "counts", "interpret", "rows", "usable_floors"]
 
 FORMAT = "nvfp4-gates-interpretation-v1"
 
@@ -78,10 +78,8 @@ def interpret(
     if not plan.rule.get("interpretation"):
         return None
     terms = Terms.from_json(plan.rule["interpretation"])
-    floors, head = _floors(plan, legs, documents, started_utc, terms)
-    logs = logratios.campaign_logs(plan, legs)
-    axes = axes_of(plan.measured, plan.gpu, plan.memory, plan.ladder)
-    comparison = Comparison(axes, [logs], _twins(plan, legs, floors), floors, terms, plan.repetitions)
+    floors, head = usable_floors(plan, legs, documents, started_utc, terms)
+    comparison = compared(plan, [legs], floors, terms)
     found = rows(comparison)
     return {
         "format": FORMAT,
@@ -91,19 +89,37 @@ def interpret(
         "campaigns": len(comparison.campaigns),
         "tests": len(comparison.own),
         "axes": found,
-        "counts": {name: sum(row["label"] == name and row["same_as"] is None for row in found) for name in LABELS},
+        "counts": counts(found),
         "omnibus": _omnibus(comparison),
         "order_bias": {"axes": _biased(comparison), "first_leg": _first_legs(plan, legs, floors)},
-        "variants": _variants(plan, legs, axes),
+        "variants": _variants(plan, legs, comparison.axes),
         "ttft_modes": [mixtures.ttft_modes(legs, concurrency) for concurrency in plan.measured],
         "stall_share": [mixtures.stall_share(legs, concurrency) for concurrency in plan.measured],
     }
 
 
-def _floors(
+def compared(plan: Plan, campaigns: Sequence[Sequence[Leg]], floors: Sequence[Floor], terms: Terms) -> Comparison:
+    """Campaigns of one plan, each given by its legs, against `floors`."""
+    every = [leg for legs in campaigns for leg in legs]
+    return Comparison(
+        axes=axes_of(plan.measured, plan.gpu, plan.memory, plan.ladder),
+        campaigns=[logratios.campaign_logs(plan, legs) for legs in campaigns],
+        twins=_twins(plan, every, floors),
+        floors=floors,
+        terms=terms,
+        pairs=plan.repetitions,
+    )
+
+
+def counts(found: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many distinct axes have each label."""
+    return {name: sum(row["label"] == name and row["same_as"] is None for row in found) for name in LABELS}
+
+
+def usable_floors(
     plan: Plan, legs: Sequence[Leg], documents: Sequence[Any], started: str | None, terms: Terms
 ) -> tuple[list[Floor], dict[str, Any]]:
-    """The floors that may be used, and what the verdict says of them: used, or why not and what then cannot be told."""
+    """The floors that may be used, and a verdict's `interpretation.floor`: used, or why not and what cannot be told."""
     named = list(plan.floor["digests"]) if plan.floor else []
     found = [floors_module.loads(document, f"floor {number}") for number, document in enumerate(documents, 1)]
     status, reason = ("used", None) if named else ("none", "the plan names no floor")

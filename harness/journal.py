@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,13 @@ VOIDED = "a run that ends by itself"  # what is required where the run itself sa
 
 
 class Journal:
-    """Appends events to a file, new or continued, each on the disk before the next step of the run is taken."""
+    """Appends events to a file, new or continued, each on the disk before the next step of the run is taken.
 
-    def __init__(self, path: Path) -> None:
+    `now` gives the stamps; only tests have another clock.
+    """
+
+    def __init__(self, path: Path, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._now = now
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         self._path = path
         self._previous = canonical.sha256_bytes(lines[-1]) if lines else GENESIS
@@ -29,7 +33,7 @@ class Journal:
 
     def write(self, event: str, **details: Any) -> None:
         """Append one event. `details` must be canonical JSON."""
-        stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
+        stamp = self._now().isoformat(timespec="milliseconds")
         line = canonical.dumps({**details, "event": event, "n": self._count, "previous": self._previous, "utc": stamp})
         with self._path.open("ab") as file:
             file.write(line)

@@ -47,13 +47,7 @@ def assess(root: Path) -> dict[str, Any]:
     if plan.ladder:  # older gates keep the checks that their bundles were sealed with
         checks.append(g3.untraced((path.relative_to(root).as_posix() for path in bundle.members(root)), "bundle"))
     started = next((str(event["utc"]) for event in events if event["event"] == "start"), None)
-    return verdict.compute(plan, bundle.read_legs(root, plan), checks, _floors(root), started)
-
-
-def _floors(root: Path) -> list[Any]:
-    """The floors in the bundle, whole, as documents."""
-    path = root / "floor.json"
-    return list(canonical.loads(path.read_bytes(), "floor.json")["floors"]) if path.is_file() else []
+    return verdict.compute(plan, bundle.read_legs(root, plan), checks, bundle.read_floors(root), started)
 
 
 def _drained(root: Path) -> Check:

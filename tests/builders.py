@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ SMALL = (
     "workload.output_tokens=3",
 )
 MS = 1_000_000
+STARTED = datetime(2026, 12, 7, 12, tzinfo=UTC)
 SHA = "a" * 64
 CANARY = Canary({"cpu_copy": 2_500_000, "cpu_gemv": 15_000}, dict.fromkeys(("gpu_copy", "gpu_gemv"), "no NVML device"))
 
@@ -172,14 +174,21 @@ def good_legs(plan: Plan, *, scale_a: float = 1.0, scale_b: float = 1.0) -> list
 
 
 def write_bundle(
-    root: Path, plan: Plan, legs: Sequence[Leg], *, drained: int = 0, extra: Mapping[str, bytes] | None = None
+    root: Path,
+    plan: Plan,
+    legs: Sequence[Leg],
+    *,
+    drained: int = 0,
+    extra: Mapping[str, bytes] | None = None,
+    started: datetime = STARTED,
+    earlier: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """A sealed bundle of `legs`, written as the supervisor and the controller would. `extra` are further files."""
     bundle.write_new(root / "plan.json", plan.to_bytes())
     for name, data in (extra or {}).items():
         bundle.write_new(root / name, data)
-    journal = Journal(root / "journal.jsonl")
-    journal.write("start", boot_id="boot", lease={"since": "now", "token": "1"}, earlier=[], nonce="00")
+    journal = Journal(root / "journal.jsonl", lambda: started)
+    journal.write("start", boot_id="boot", lease={"since": "now", "token": "1"}, earlier=list(earlier), nonce="00")
     for leg in legs:
         write_leg(root / "legs" / leg.name, leg)
         journal.write("leg", leg=leg.name, files=witnesses.of_folder(root / "legs" / leg.name))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import index
+from harness import canonical, index
 from harness.errors import EXIT_PASS, EXITS, UsageError
-from harness.report import compare, html, junit, pull_request
+from harness.report import compare, html, joint, joint_pages, junit, pull_request
 from harness.report import evidence as evidence_module
 from harness.report.evidence import Evidence
 from harness.verify import verify
@@ -22,8 +22,12 @@ SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.json is not None and options.join is None:
+        raise UsageError("usage", "--json goes with --join")
     if options.compare is not None:
         return _compare(options)
+    if options.join is not None:
+        return _join(options)
     if options.bundle is None:
         raise UsageError("usage", "which bundle? see `python -m harness report --help`")
     return _report(options)
@@ -45,7 +49,7 @@ def _report(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     """Two bundles side by side. UsageError `not-comparable` names the first field in which they differ."""
-    if options.bundle is not None or options.junit is not None:
+    if options.bundle is not None or options.junit is not None or options.join is not None:
         raise UsageError("usage", "--compare takes two bundles and goes with --html and --markdown alone")
     both: list[Evidence] = []
     for root in options.compare:
@@ -57,6 +61,42 @@ def _compare(options: argparse.Namespace) -> int:
     if options.html is not None:
         _write(options.html, compare.page(*both))
     return _tell(options, compare.render(*both))
+
+
+def _join(options: argparse.Namespace) -> int:
+    """Several campaigns interpreted together. UsageError `not-joinable` names the first field in which two differ."""
+    if options.bundle is not None or options.junit is not None:
+        raise UsageError("usage", "--join takes all bundles itself and goes with --html, --markdown and --json alone")
+    found: list[Evidence] = []
+    for root in options.join:
+        run = _read(root)
+        if isinstance(run, list):
+            return _tampered(root, run)
+        found.append(run)
+    together = joint.join(found, _known_attempts(options.join, found))
+    if options.html is not None:
+        _write(options.html, joint_pages.page(together))
+    if options.json is not None:
+        _write(options.json, canonical.dumps(joint.document(together)).decode())
+    return _tell(options, joint_pages.render(together))
+
+
+def _known_attempts(roots: Sequence[Path], found: Sequence[Evidence]) -> joint.Attempts:
+    """All attempts at the subjects of `found`: from the indices beside the bundles, and what each run recorded."""
+    rows: dict[str, Mapping[str, Any]] = {}
+    starts = [event for run in found for event in run.events if event["event"] == "start" and "earlier" in event]
+    for event in starts:
+        rows |= {row["bundle"]: row for row in event["earlier"]}
+    folders = [
+        folder for folder in dict.fromkeys(root.resolve().parent for root in roots) if (folder / index.NAME).is_file()
+    ]
+    for folder in folders:
+        for subject in dict.fromkeys(index.subject_key(run.plan) for run in found):
+            rows |= {row["bundle"]: row for row in index.earlier(folder, subject)}
+    if not starts and not folders:
+        return joint.Attempts(None)
+    doubts = [doubt for folder in folders for doubt in index.gaps(folder)]
+    return joint.Attempts(sorted(rows.values(), key=lambda row: str(row["utc"])), doubts)
 
 
 def _tampered(root: Path, faults: list[str]) -> int:

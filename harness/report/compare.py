@@ -11,21 +11,21 @@ from harness.errors import UsageError
 from harness.report import html, words
 from harness.report.evidence import Evidence, Row
 
-__all__ = ["page", "refuse", "render"]
+__all__ = ["difference", "page", "refuse", "render"]
 
 HEAD = ("axis", "first", "label", "second", "label", "second against first")
 
 
 def refuse(first: Evidence, second: Evidence) -> None:
     """UsageError `not-comparable` names the first field in which they differ, with both values."""
-    for found in (first, second):
-        if found.timeless:
-            raise UsageError("not-comparable", f"{found.run} is of a gate of checks, which has no axes to compare")
-        if found.void:
-            raise UsageError("not-comparable", f"{found.run} is VOID: no number of it may be quoted")
-    difference = _difference(floor.binding(first.plan), floor.binding(second.plan), "")
-    if difference is not None:
-        field, one, two = difference
+    for bundle in (first, second):
+        if bundle.timeless:
+            raise UsageError("not-comparable", f"{bundle.run} is of a gate of checks, which has no axes to compare")
+        if bundle.void:
+            raise UsageError("not-comparable", f"{bundle.run} is VOID: no number of it may be quoted")
+    found = difference(floor.binding(first.plan), floor.binding(second.plan))
+    if found is not None:
+        field, one, two = found
         raise UsageError(
             "not-comparable",
             f"{field} is {one!r} in {first.run} and {two!r} in {second.run}; "
@@ -33,13 +33,14 @@ def refuse(first: Evidence, second: Evidence) -> None:
         )
 
 
-def _difference(one: Mapping[str, Any], two: Mapping[str, Any], prefix: str) -> tuple[str, Any, Any] | None:
+def difference(one: Mapping[str, Any], two: Mapping[str, Any], prefix: str = "") -> tuple[str, Any, Any] | None:
+    """The dotted name of the first field in which two documents differ, with both values; None where they agree."""
     for name in sorted(one.keys() | two.keys()):
         left, right = one.get(name), two.get(name)
         if left == right:
             continue
         if isinstance(left, Mapping) and isinstance(right, Mapping):
-            return _difference(left, right, f"{prefix}{name}.")
+            return difference(left, right, f"{prefix}{name}.")
         return f"{prefix}{name}", left, right
     return None
 

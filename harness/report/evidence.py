@@ -51,7 +51,8 @@ class Row:
 class Evidence:
     """A bundle as values: `verdict` is the recomputed one, `digest` the manifest's SHA-256, `run` its folder's name.
 
-    `phases` holds the stamps of each timed leg that has them, by the leg's name.
+    `floors` are the documents of the floors in it. `phases` holds the stamps of each timed leg that has them, by the
+    leg's name.
     """
 
     run: str
@@ -61,6 +62,7 @@ class Evidence:
     verdict: Mapping[str, Any]
     events: Sequence[Mapping[str, Any]]
     phases: Mapping[str, Stamps]
+    floors: Sequence[Any] = ()
 
     @property
     def void(self) -> bool:
@@ -142,7 +144,7 @@ def read(root: Path, verdict: Mapping[str, Any], digest: str) -> Evidence:
         leg.name: stamps for leg in legs if (stamps := _stamps(root / "legs" / leg.name / "leg.json")) is not None
     }
     events = journal.parse((root / "journal.jsonl").read_bytes())
-    return Evidence(root.resolve().name, digest, plan, legs, verdict, events, phases)
+    return Evidence(root.resolve().name, digest, plan, legs, verdict, events, phases, bundle.read_floors(root))
 
 
 def _stamps(path: Path) -> Stamps | None:

@@ -58,8 +58,9 @@ def forest_axis(scale: Scale) -> str:
     return chart.svg("Scale: change of A against B", 20, chart.x_axis(_ratio_ticks(scale), 0, 4))
 
 
-def forest(row: Row, scale: Scale) -> str:
-    """Estimate (diamond), interval (line), every pair (rings), what identical arms do (band), margin (short lines)."""
+def forest(row: Row, scale: Scale, rings: str = "pairs") -> str:
+    """Estimate (diamond), interval (line), what identical arms do (band), margin (short lines), and the row's pairs
+    (rings), which are called `rings`."""
     height, middle = 30, 15.0
     body = [chart.rect(scale(-row.noise), scale(row.noise), 3, height - 6, "band")] if row.noise is not None else []
     body.append(chart.line(scale(0), 0, scale(0), height, "zero"))
@@ -75,14 +76,14 @@ def forest(row: Row, scale: Scale) -> str:
     if row.log_ratio is not None:
         css = "estimate better" if row.passed else "estimate worse"
         body.append(chart.dot(scale(row.log_ratio), middle, css, "diamond", 6))
-    return chart.svg(_forest_words(row), height, body)
+    return chart.svg(_forest_words(row, rings), height, body)
 
 
-def _forest_words(row: Row) -> str:
+def _forest_words(row: Row, rings: str) -> str:
     said = f"{row_words(row)}: {percent(row.log_ratio)}"
     if row.interval is not None:
         said += f", interval {percent(row.interval[0])} to {percent(row.interval[1])}"
-    return f"{said}; pairs {', '.join(percent(pair) for pair in row.pairs)}"
+    return f"{said}; {rings} {', '.join(percent(pair) for pair in row.pairs)}"
 
 
 # ------------------------------------------------------------------------------------------------ latency

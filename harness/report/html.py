@@ -12,7 +12,7 @@ from harness.report.evidence import Evidence, Row
 from harness.report.style import STYLE
 from harness.report.summary import failed_lines, reason_lines
 
-__all__ = ["page", "render"]
+__all__ = ["badge", "forest_rows", "key", "listed", "page", "render", "table"]
 
 Section = tuple[str, str, str]  # anchor, heading, content
 
@@ -30,12 +30,12 @@ def render(evidence: Evidence, attempts: Sequence[Mapping[str, Any]] | None = No
     sections += [_attempts(attempts, doubts)] if attempts is not None else []
     outcome = evidence.verdict["outcome"]
     meaning = words.title_meaning(evidence)
-    key = "" if evidence.timeless else _arms()
+    arms = "" if evidence.timeless else _arms()
     head = (
         f'<p class="outcome {outcome.lower()}"><span aria-hidden="true">{SIGNS[outcome]}</span> {outcome}</p>'
         f"<h1>{escape(evidence.plan.gate.upper())} of {escape(evidence.plan.engine)}</h1>"
         f"<p>{escape(meaning[0].upper() + meaning[1:])}. {escape(words.binding_line(evidence))}</p>"
-        + ("" if evidence.void else f"<p><strong>{escape(words.counts(evidence))}.</strong> {key}</p>")
+        + ("" if evidence.void else f"<p><strong>{escape(words.counts(evidence))}.</strong> {arms}</p>")
     )
     return page(words.title(evidence), head, sections)
 
@@ -113,7 +113,7 @@ def _measured(evidence: Evidence) -> list[Section]:
     ]
 
 
-def _badge(row: Row) -> str:
+def badge(row: Row) -> str:
     if row.label is None:
         return ""
     sign = LABEL_SIGNS[row.label]
@@ -128,7 +128,7 @@ def _misses(evidence: Evidence) -> Section:
         (
             escape(words.row_words(row)),
             words.percent(row.log_ratio),
-            (f"as {escape(row.repeats)}" if row.repeats else _badge(row)) or "none",
+            (f"as {escape(row.repeats)}" if row.repeats else badge(row)) or "none",
             "unknown" if row.interval is None else " to ".join(words.percent(bound) for bound in row.interval),
             "unknown" if row.pairs_needed is None else f"{row.pairs_needed:,}",
             f"{words.number(row.candidate)} {row.unit}",
@@ -142,17 +142,21 @@ def _misses(evidence: Evidence) -> Section:
 
 def _interpretation(evidence: Evidence) -> Section:
     lines = [words.floor_line(evidence), *words.interpretation_lines(evidence), *words.mixture_lines(evidence)]
-    shown = [label for label in words.LABEL_MEANING if any(row.label == label for row in evidence.rows)]
-    key = "".join(
+    return "noise", "Is it more than identical arms do?", listed(lines) + key(evidence.rows)
+
+
+def key(rows: Sequence[Row]) -> str:
+    """What the labels of `rows` mean; nothing where they have none."""
+    items = "".join(
         f'<li><span class="badge {label.lower()}"><span aria-hidden="true">{LABEL_SIGNS[label]}</span> {label}</span> '
-        f"{escape(words.LABEL_MEANING[label])}</li>"
-        for label in shown
+        f"{escape(meaning)}</li>"
+        for label, meaning in words.LABEL_MEANING.items()
+        if any(row.label == label for row in rows)
     )
-    return "noise", "Is it more than identical arms do?", listed(lines) + (f'<ul class="key">{key}</ul>' if key else "")
+    return f'<ul class="key">{items}</ul>' if items else ""
 
 
 def _forest(evidence: Evidence) -> Section:
-    scale = figures.forest_scale(evidence.rows)
     note = (
         "<p>Diamond: the ratio that is judged (filled where it passes, hollow where it misses). Rings: each pair of "
         "legs. Line: 95 % interval. Grey band: what identical arms do, 95 %; dotted: margin; dashed: mean of identical "
@@ -162,23 +166,28 @@ def _forest(evidence: Evidence) -> Section:
         note += (
             "<p>No floor, so there are no bands and no intervals: dots alone do not tell a difference from noise.</p>"
         )
-    parts = []
-    for concurrency in dict.fromkeys(row.concurrency for row in evidence.rows):
-        lines = [row for row in evidence.rows if row.concurrency == concurrency]
-        items = "".join(_forest_row(row, figures.forest(row, scale)) for row in lines)
+    return "forest", "Every axis", note + forest_rows(evidence.rows)
+
+
+def forest_rows(rows: Sequence[Row], rings: str = "pairs", judged: bool = True) -> str:
+    """A drawing an axis under one scale. `rings` says what the small marks are; `judged`: with pass and miss."""
+    scale, parts = figures.forest_scale(rows), []
+    for concurrency in dict.fromkeys(row.concurrency for row in rows):
+        lines = [row for row in rows if row.concurrency == concurrency]
+        items = "".join(_forest_row(row, figures.forest(row, scale, rings), judged) for row in lines)
         ends = '<div class="ends" aria-hidden="true"><span>← A worse</span><span>A better →</span></div>'
         axis = f'<div class="forest-row axis"><div></div><div>{ends}{figures.forest_axis(scale)}</div></div>'
         parts.append(f"<h3>{_heading(concurrency)}</h3>{axis}{items}")
-    return "forest", "Every axis", note + "".join(parts)
+    return "".join(parts)
 
 
 def _heading(concurrency: int) -> str:
     return "All concurrencies together" if concurrency == LADDER else f"Concurrency {concurrency}"
 
 
-def _forest_row(row: Row, drawing: str) -> str:
-    said = f"as {escape(row.repeats)}" if row.repeats else _badge(row)
-    verdict = "pass" if row.passed else "<strong>miss</strong>"
+def _forest_row(row: Row, drawing: str, judged: bool) -> str:
+    said = f"as {escape(row.repeats)}" if row.repeats else badge(row)
+    verdict = "" if not judged else "pass" if row.passed else "<strong>miss</strong>"
     return (
         f'<div class="forest-row"><div><span class="axis-name">{escape(row.name)}</span> '
         f'<span class="said">{words.percent(row.log_ratio)} {verdict} {said}</span></div><div>{drawing}</div></div>'

@@ -13,18 +13,18 @@ from harness.ed25519 import PrivateKey
 from harness.floor_documents import Campaign
 from harness.plan import Plan
 from harness.records import Leg
-from tests.builders import MS, good_leg, small_plan, write_bundle
+from tests.builders import MS, STARTED, good_leg, small_plan, write_bundle
 
 __all__ = ["signed_bundle"]
 
-STARTED = "2026-12-07T10:00:00+00:00"
+
 CAMPAIGNS = 8
 
 
 def signed_bundle(root: Path) -> PrivateKey:
     """Write it to `root`; returns the key that signed it."""
     plan = small_plan(gpu=True)
-    runs = [Campaign(_timed(plan, seed), [str(seed)], STARTED) for seed in range(CAMPAIGNS)]
+    runs = [Campaign(_timed(plan, seed), [str(seed)], STARTED.isoformat()) for seed in range(CAMPAIGNS)]
     floor = floor_documents.from_campaigns(plan, runs, {"campaigns": CAMPAIGNS, "attempts": CAMPAIGNS})
     plan = replace(plan, floor={"digests": [floor["digest"]]})
     legs = _legs(plan, CAMPAIGNS)

@@ -14,7 +14,7 @@ import numpy as np
 
 from harness.client.metrics import TIMING_AXES
 
-__all__ = ["POINTS", "Published", "simulate"]
+__all__ = ["OUTPUT", "POINTS", "PROMPT", "Published", "leg_times", "simulate"]
 
 POINTS = {2: 6, 16: 96}  # requests per leg by concurrency
 PROMPT, OUTPUT, BUDGET = 1024, 128, 2048
@@ -38,10 +38,10 @@ PUBLISHED = {2: Published(151.0, 108.5), 16: Published(812.0, 158.8)}
 
 def simulate(concurrency: int, legs: int, rng: np.random.Generator) -> Any:
     """The twenty timing axes of `legs` legs: an array (legs, 20) in the order of TIMING_AXES, units as there."""
-    return _axes(*_run(concurrency, legs, rng))
+    return _axes(*leg_times(concurrency, legs, rng))
 
 
-def _run(slots: int, legs: int, rng: np.random.Generator) -> tuple[Any, Any, Any]:
+def leg_times(slots: int, legs: int, rng: np.random.Generator) -> tuple[Any, Any, Any]:
     """TTFT (legs, requests), gaps (legs, requests, 127), durations (legs); seconds."""
     requests = POINTS[slots]
     rows = np.arange(legs)[:, None]
