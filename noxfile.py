@@ -196,7 +196,7 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session(python=THIS)
 def simulation(session: nox.Session) -> None:
-    """Verdicts on 100,000 simulated pairs of identical arms, and their power; `-- --write` fills docs/simulation.md."""
+    """Verdicts on 240,000 simulated runs of identical arms, and their power; `-- --write` fills docs/simulation.md."""
     env = _install(session, "dev")
     session.run("python", "-m", "tests.simulation", *session.posargs, env=env)
 

@@ -8,12 +8,18 @@ from typing import Any
 
 from harness.plan import Plan
 from harness.report import markdown
+from harness.report.summary import NEWCOMER, NEWCOMER_AT_FIRST
 from harness.statement import statements
 
-__all__ = ["derived"]
+__all__ = ["at_first", "derived"]
 
 
 def derived(root: Path, verdict: Mapping[str, Any], digest: str) -> dict[str, bytes]:
     """Every name in `bundle.DERIVED` with its bytes. `digest` is the SHA-256 of the manifest in `root`."""
     plan = Plan.from_bytes((root / "plan.json").read_bytes())
     return {**markdown.derived(root, verdict), **statements(plan, digest, verdict)}
+
+
+def at_first(data: bytes) -> bytes:
+    """A derived file in the words of an earlier version; a bundle that holds it so is as it was sealed."""
+    return data.replace(NEWCOMER.encode(), NEWCOMER_AT_FIRST.encode())

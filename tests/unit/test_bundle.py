@@ -11,6 +11,7 @@ import pytest
 from harness import bundle, canonical
 from harness.errors import HarnessError, UsageError
 from harness.journal import Journal, parse
+from harness.report.summary import NEWCOMER, NEWCOMER_AT_FIRST
 from harness.verify import verify
 from tests.builders import good_legs, small_plan, write_bundle
 
@@ -126,9 +127,20 @@ def test_the_report_says_what_a_reviewer_needs(sealed: Path) -> None:
     report = (sealed / "report.md").read_text()
     assert "FAIL (non-binding)" in report
     assert "env VT_FP4_DIRECT_SF: 1 against 0" in report
-    assert "about 3 pass every axis" in report
+    assert NEWCOMER in report
     assert "**miss**" in report
     assert "workload rehearsal is a rehearsal" in report
+
+
+def test_a_report_in_the_words_of_the_first_bundles_is_as_it_was_sealed_and_one_in_other_words_is_not(
+    sealed: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(sealed, tmp_path / "copy"))
+    page = copy / "report.md"
+    page.write_text(page.read_text().replace(NEWCOMER, NEWCOMER_AT_FIRST))
+    assert verify(copy).faults == ()
+    page.write_text(page.read_text().replace("about 3 pass", "about 9 pass"))
+    assert verify(copy).faults == ("report.md: is not what the verdict gives",)
 
 
 def test_processes_that_the_keeper_had_to_end_void_the_run(tmp_path: Path) -> None:
