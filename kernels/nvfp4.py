@@ -8,6 +8,7 @@ Functions take their array namespace from their argument, so NumPy and CuPy arra
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,8 +75,11 @@ class Fp4Matrix:
 
 
 def namespace(array: Any) -> Any:
-    """The array library of `array`: numpy, or CuPy with NumPy's interface."""
-    return array.__array_namespace__()
+    """The array library of `array`: numpy, or CuPy, whose arrays do not name theirs (as of 14.2)."""
+    try:
+        return array.__array_namespace__()
+    except AttributeError:
+        return sys.modules[type(array).__module__]
 
 
 def e2m1_encode(values: F32) -> U8:

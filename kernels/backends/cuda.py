@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from kernels.backends.cpu import random_operand
-from kernels.backends.runners import CudaWeight, expands, runners, tactic_set
+from kernels.backends.runners import CudaWeight, ExpandedMatrix, expands, runners, tactic_set
 from kernels.backends.tuning import REPEATS, WARMUPS, Choice, Counts, choose, measure
 from kernels.build_id import build_id
 from kernels.cuda.library import Library, load
@@ -30,7 +30,8 @@ from kernels.tactics import TacticSet
 
 __all__ = ["CudaBackend", "CudaProducer", "Graph", "metadata"]
 
-_ABI_SOURCES = ("backends/cuda.py", "backends/runners.py", "backends/tuning.py", "buckets.py", "nvfp4.py", "tactics.py")
+_BACKEND = tuple(f"backends/{name}.py" for name in ("cublas", "cuda", "runners", "tuning"))
+_ABI_SOURCES = (*_BACKEND, "buckets.py", "nvfp4.py", "tactics.py")
 _POISON = 0x7FC0  # a bfloat16 NaN: an output word that nobody wrote is not finite
 
 
@@ -77,7 +78,7 @@ class CudaBackend:
         self.library = library or load(ordinal, env)
         self.xp = _cupy()
         self.stream = self.xp.cuda.Stream(non_blocking=True)
-        self.expanded = expands(env)
+        self.expanded = self.library.device.capability[0] == 9 and expands(env)  # whether a runner reads bfloat16
         self._runners = runners(self.library, self._scratch, self.stream.ptr, env)
         self.tactics: TacticSet = tactic_set(self._runners)
         by_name = {runner.tactics.runner: runner for runner in self._runners}
@@ -107,14 +108,27 @@ class CudaBackend:
             if self.capturing:
                 text = f"{name} of {size} bytes was not reserved before the capture; run the work once before it"
                 raise KernelError("capture-allocates", text)
-            held.append(self.xp.zeros(max(size, 1 << 16), dtype=np.uint8))
+            with self.stream:
+                held.append(self.xp.zeros(max(size, 1 << 16), dtype=np.uint8))
         address: int = held[-1].data.ptr
         return address
 
     def on_device(self, matrix: Fp4Matrix) -> Fp4Matrix:
         """A copy of `matrix` whose arrays lie on the device."""
-        packed, scales = self.xp.asarray(matrix.packed), self.xp.asarray(matrix.scales)
+        with self.stream:
+            packed, scales = self.xp.asarray(matrix.packed), self.xp.asarray(matrix.scales)
         return Fp4Matrix(packed, scales, matrix.rows, matrix.k, matrix.global_scale)
+
+    def activation(self, matrix: Fp4Matrix) -> Fp4Matrix:
+        """`matrix` on the device in the forms that a producer would have given it."""
+        placed: Any = self.on_device(matrix)
+        if not self.expanded:
+            return placed  # type: ignore[no-any-return]
+        with self.stream:
+            wide = self.xp.empty((matrix.rows, matrix.k), dtype=np.uint16)
+        arrays = (placed.packed.data.ptr, placed.scales.data.ptr, wide.data.ptr)
+        self.library.check(self.library.expand(*arrays, matrix.rows, matrix.k, self.stream.ptr), "expanding")
+        return ExpandedMatrix(placed.packed, placed.scales, matrix.rows, matrix.k, matrix.global_scale, wide)
 
     def host(self, array: Any) -> Any:
         return array.get() if isinstance(array, self.xp.ndarray) else array
@@ -156,7 +170,8 @@ class CudaBackend:
         scalar = weight.alphas.get(a.global_scale)
         if scalar is None:
             value = np.float32(1.0 / (a.global_scale * weight.global_scale))
-            scalar = weight.alphas[a.global_scale] = self.xp.full(1, value, dtype=np.float32)
+            with self.stream:
+                scalar = weight.alphas[a.global_scale] = self.xp.full(1, value, dtype=np.float32)
         address: int = scalar.data.ptr
         return address
 
@@ -178,9 +193,14 @@ class CudaBackend:
             self.capturing = True
             try:
                 yield box
+            except BaseException:
+                # the capture may be broken as well: what broke it is the error to hear of
+                with suppress(Exception):
+                    self.stream.end_capture()
+                raise
             finally:
                 self.capturing = False
-                box.append(self.stream.end_capture())
+            box.append(self.stream.end_capture())
 
     def capture(self, work: Callable[[], Any], swizzles: Callable[[], int] = int) -> Graph:
         """Capture `work`, which must have run once before. A plan that is missing is refused by the plan runtime, which
@@ -207,7 +227,7 @@ class CudaBackend:
                 held = self.weight_bytes
                 weight = self._operands[key.n, key.k] = self.prepare(random_operand(key.n, key.n, key.k))
                 self.weight_bytes = held
-            a = self.on_device(random_operand(key.m_bucket, key.m_bucket, key.k))
+            a = self.activation(random_operand(key.m_bucket, key.m_bucket, key.k))
             choice = choose((tactic.id for tactic in self.tactics), lambda tactic: self._timed(tactic, a, weight))
         shape = f"M={key.m_bucket} N={key.n} K={key.k}"
         if choice is None:
@@ -298,7 +318,8 @@ class _Candidate:
 
 class CudaProducer:
     """`kernels.nvfp4.Producer` on the device, one kernel a call: `direct` writes swizzled scale bytes, composed ones
-    are written linearly and swizzled by a second kernel, which `standalone_swizzles` counts. Bytes equal the CPU's."""
+    are written linearly and swizzled by a second kernel, which `standalone_swizzles` counts. Bytes equal the CPU's.
+    Where a runner reads bfloat16, the same kernel writes the expanded activation too."""
 
     def __init__(self, backend: CudaBackend, direct: bool) -> None:
         self._backend = backend
@@ -318,11 +339,13 @@ class CudaProducer:
         rows = len(values)
         packed = xp.empty((rows, k // 2), dtype=np.uint8)
         scales = xp.empty(swizzled_bytes(rows, k) if self.direct else (rows, k // BLOCK), dtype=np.uint8)
+        wide = xp.empty((rows, k), dtype=np.uint16) if self._backend.expanded else None
         bf16 = values.dtype == np.uint16
-        arrays = (values.data.ptr, packed.data.ptr, scales.data.ptr)
+        arrays = (values.data.ptr, packed.data.ptr, scales.data.ptr, wide.data.ptr if wide is not None else None)
         status = library.quantise(*arrays, rows, k, global_scale, bf16, silu, self.direct, stream)
         library.check(status, f"quantising {rows}x{k}")
-        return Fp4Matrix(packed, scales if self.direct else self.layout(scales), rows, k, global_scale)
+        placed = (packed, scales if self.direct else self.layout(scales), rows, k, global_scale)
+        return Fp4Matrix(*placed) if wide is None else ExpandedMatrix(*placed, wide)
 
     def layout(self, linear: Any) -> Any:
         """One standalone swizzle of linear scale bytes (rows, K/16), counted."""

@@ -8,20 +8,33 @@ from ctypes import c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from kernels.backends.cublas import NOT_SUPPORTED, Algorithm, CublasLt
 from kernels.cuda.library import GEMM, Library
 from kernels.cuda.units import SOURCES
 from kernels.errors import DeviceError
 from kernels.nvfp4 import Fp4Matrix
 from kernels.tactics import CUTLASS_TACTICS, HOPPER_EXPANDED, TacticFamily, TacticSet
 
-__all__ = ["EXPAND", "CudaWeight", "Runner", "expands", "runners", "tactic_set"]
+__all__ = ["EXPAND", "CudaWeight", "ExpandedMatrix", "Runner", "cublas_tactics", "expands", "runners", "tactic_set"]
 
 EXPAND = "NVFP4_GATES_EXPAND"
+CUBLAS_TACTICS = 8
 FUSED_TACTICS = SOURCES / "hopper_fused" / "tactics.json"
 
 
+_EXPANDED = "bfloat16"  # the form of a weight that runners of bfloat16 operands share
+_CANNOT_IMPLEMENT, _CANNOT_LAUNCH = 1000, 4000  # Refusal in abi.h
+
+
+@dataclass(frozen=True)
+class ExpandedMatrix(Fp4Matrix):
+    """An activation that has been expanded already: `expanded` (rows, k), bfloat16 bits, the same values."""
+
+    expanded: Any
+
+
 class CudaWeight:
-    """A quantised weight on the device; `forms` holds what a runner made of it at load, by runner name."""
+    """A quantised weight on the device; `forms` holds what runners made of it at load, by name."""
 
     def __init__(self, matrix: Fp4Matrix) -> None:
         self.matrix = matrix
@@ -68,15 +81,15 @@ class _Cutlass:
         self._sms = library.device.multiprocessors
         self._run: Mapping[int, Callable[..., int]] = {tactic.id: library.gemm(tactic.id) for tactic in tactics}
         self._workspace = {tactic.id: library.workspace(tactic.id) for tactic in tactics}
-        self._bytes: dict[tuple[int, int, int, int], int] = {}
+        self._reserved: dict[tuple[int, int, int, int], tuple[int | None, int]] = {}
 
     def _call(self, tactic: int, out: int, operands: tuple[int, ...], alpha: int, shape: tuple[int, int, int]) -> int:
         key = (tactic, *shape)
-        size = self._bytes.get(key)
-        if size is None:
-            size = self._bytes[key] = self._workspace[tactic](*shape, self._sms)
-        workspace = self._scratch("workspace", size) if size else None
-        return self._run[tactic](out, *operands, alpha, *shape, workspace, size, self._sms, self._stream)
+        reserved = self._reserved.get(key)
+        if reserved is None:
+            size = self._workspace[tactic](*shape, self._sms)
+            reserved = self._reserved[key] = (self._scratch("workspace", size) if size else None, size)
+        return self._run[tactic](out, *operands, alpha, *shape, *reserved, self._sms, self._stream)
 
 
 class BlockScaled(_Cutlass):
@@ -95,31 +108,91 @@ class BlockScaled(_Cutlass):
         return self._call(tactic, out, operands, alpha, (a.rows, weight.n, weight.k))
 
 
-class HopperExpanded(_Cutlass):
-    """Hopper: bfloat16 operands. The weight is expanded once and stays: 2 bytes a value beside the packed 9/16, which
-    is 4.6 times the memory. The activation is expanded on every call."""
+class _Expansion:
+    """Operands as bfloat16. The weight is expanded once and stays: 2 bytes a value beside the packed 9/16, which is 4.6
+    times the memory. An activation that its producer did not expand is expanded by a kernel of its own."""
 
     def __init__(self, library: Library, scratch: Scratch, stream: int) -> None:
-        super().__init__(library, HOPPER_EXPANDED, scratch, stream)
+        self._library = library
+        self._scratch = scratch
+        self._stream = stream
 
     def prepare(self, weight: CudaWeight, xp: Any) -> None:
+        if _EXPANDED in weight.forms:
+            return
         matrix: Any = weight.matrix
-        expanded = xp.empty((weight.n, weight.k), dtype=xp.uint16)
+        expanded = weight.forms[_EXPANDED] = xp.empty((weight.n, weight.k), dtype=xp.uint16)
         status = self._library.expand(
             matrix.packed.data.ptr, matrix.scales.data.ptr, expanded.data.ptr, weight.n, weight.k, self._stream
         )
         self._library.check(status, f"expanding a weight N={weight.n} K={weight.k}")
-        weight.forms[self.tactics.runner] = expanded
+
+    def activation(self, a: Any) -> tuple[int, int]:
+        """A status, and the address of the expanded activation."""
+        if isinstance(a, ExpandedMatrix):
+            return 0, a.expanded.data.ptr
+        address = self._scratch("activation", 2 * a.rows * a.k)
+        packed, scales = a.packed.data.ptr, a.scales.data.ptr
+        return self._library.expand(packed, scales, address, a.rows, a.k, self._stream), address
+
+
+class HopperExpanded(_Cutlass):
+    """Hopper: CUTLASS on expanded operands."""
+
+    def __init__(self, library: Library, scratch: Scratch, stream: int) -> None:
+        super().__init__(library, HOPPER_EXPANDED, scratch, stream)
+        self._expansion = _Expansion(library, scratch, stream)
+
+    def prepare(self, weight: CudaWeight, xp: Any) -> None:
+        self._expansion.prepare(weight, xp)
 
     def launch(self, tactic: int, a: Fp4Matrix, weight: CudaWeight, out: int, alpha: int) -> int:
-        packed: Any = a.packed
-        scales: Any = a.scales
-        expanded = self._scratch("activation", 2 * a.rows * a.k)
-        status = self._library.expand(packed.data.ptr, scales.data.ptr, expanded, a.rows, a.k, self._stream)
+        status, expanded = self._expansion.activation(a)
         if status:
             return status
-        operands = (expanded, weight.forms[self.tactics.runner].data.ptr, 0, 0)
+        operands = (expanded, weight.forms[_EXPANDED].data.ptr, 0, 0)
         return self._call(tactic, out, operands, alpha, (a.rows, weight.n, weight.k))
+
+
+class HopperCublas:
+    """Hopper: cuBLASLt on expanded operands, its first algorithms for a shape as tactics: for M from about 64, where
+    the arithmetic takes the time. DeviceError `no-cublaslt` without the library."""
+
+    def __init__(
+        self, library: Library, scratch: Scratch, stream: int, make: Callable[[], CublasLt] = CublasLt
+    ) -> None:
+        self._expansion = _Expansion(library, scratch, stream)
+        self._scratch = scratch
+        self._stream = stream
+        self._cublas = make()
+        self.tactics = cublas_tactics(self._cublas.version)
+        self._algorithms: dict[tuple[int, int, int], tuple[tuple[Algorithm, int | None], ...]] = {}
+
+    def prepare(self, weight: CudaWeight, xp: Any) -> None:
+        self._expansion.prepare(weight, xp)
+
+    def launch(self, tactic: int, a: Fp4Matrix, weight: CudaWeight, out: int, alpha: int) -> int:
+        """Alpha is read off the host: with a beta known to be 0, cuBLAS need not read the output."""
+        found = self._found(a.rows, weight.n, weight.k)
+        if tactic >= len(found):
+            return _CANNOT_IMPLEMENT + NOT_SUPPORTED
+        status, expanded = self._expansion.activation(a)
+        if status:
+            return status
+        algorithm, workspace = found[tactic]
+        scale = 1.0 / (a.global_scale * weight.global_scale)
+        operands = (out, expanded, weight.forms[_EXPANDED].data.ptr)
+        status = self._cublas.matmul(algorithm, operands, scale, workspace, self._stream)
+        return _CANNOT_LAUNCH + status if status else 0
+
+    def _found(self, m: int, n: int, k: int) -> tuple[tuple[Algorithm, int | None], ...]:
+        found = self._algorithms.get((m, n, k))
+        if found is None:
+            ranked = self._cublas.algorithms(m, n, k, CUBLAS_TACTICS)
+            most = max((one.workspace for one in ranked), default=0)
+            workspace = self._scratch("workspace", most) if most else None
+            found = self._algorithms[m, n, k] = tuple((one, workspace) for one in ranked)
+        return found
 
 
 class HopperFused:
@@ -141,7 +214,7 @@ class HopperFused:
         if count != len(self.tactics):
             text = f"{library.path} has {count} fused tactics, {FUSED_TACTICS.name} describes {len(self.tactics)}"
             raise DeviceError("stale-library", f"{text}; build it again")
-        self._bytes: dict[tuple[int, int, int, int], int] = {}
+        self._reserved: dict[tuple[int, int, int, int], tuple[int, int]] = {}
 
     def prepare(self, weight: CudaWeight, xp: Any) -> None:
         size = self._packed(weight.n, weight.k)
@@ -155,25 +228,26 @@ class HopperFused:
         weight.forms[self.tactics.runner] = packed
 
     def launch(self, tactic: int, a: Fp4Matrix, weight: CudaWeight, out: int, alpha: int) -> int:
-        shape = (a.rows, weight.n, weight.k)
-        key = (tactic, *shape)
-        size = self._bytes.get(key)
-        if size is None:
-            size = self._bytes[key] = self._workspace(tactic, *shape, self._sms)
         form = weight.forms.get(self.tactics.runner)
-        if size < 0 or form is None:
-            return 1000
-        # The kernel leaves its counters zero, but where they lie depends on tactic and shape: a buffer for each.
-        workspace = self._scratch(f"fused {key}", size) if size else None
+        if form is None:
+            return _CANNOT_IMPLEMENT
+        shape = (a.rows, weight.n, weight.k)
+        reserved = self._reserved.get((tactic, *shape))
+        if reserved is None:
+            size = self._workspace(tactic, *shape, self._sms)
+            if size < 0:
+                return _CANNOT_IMPLEMENT
+            # The kernel finds its counters zero and leaves them so: this buffer is for these kernels alone.
+            reserved = self._reserved[tactic, *shape] = (self._scratch("fused", size), size)
         packed: Any = a.packed
         scales: Any = a.scales
         operands = (packed.data.ptr, form.data.ptr, scales.data.ptr, 0)
-        return self._run(tactic, out, *operands, alpha, *shape, workspace, size, self._sms, self._stream)
+        return self._run(tactic, out, *operands, alpha, *shape, *reserved, self._sms, self._stream)
 
 
 @dataclass(frozen=True)
 class _Described:
-    """A tactic as the file beside its source describes it."""
+    """A tactic described by a text of its own."""
 
     id: int
     text: str
@@ -191,6 +265,12 @@ def fused_tactics() -> TacticSet:
     return TacticSet(document["runner"], document["version"], tactics)
 
 
+def cublas_tactics(version: int) -> TacticSet:
+    """cuBLASLt's ranking as a set. The release is in the descriptors: another one ranks other algorithms."""
+    texts = (f"rank {rank} of cuBLASLt {version}, split K summed in float32 or none" for rank in range(CUBLAS_TACTICS))
+    return TacticSet("hopper_cublas_bf16", 1, tuple(_Described(*numbered) for numbered in enumerate(texts)))
+
+
 def expands(env: Mapping[str, str]) -> bool:
     """NVFP4_GATES_EXPAND: whether Hopper may keep expanded weights (default 1)."""
     value = env.get(EXPAND, "") or "1"
@@ -204,9 +284,12 @@ def runners(library: Library, scratch: Scratch, stream: int, env: Mapping[str, s
     none."""
     if library.device.capability[0] == 12:
         return (BlockScaled(library, scratch, stream),)
-    found: list[Runner] = [HopperExpanded(library, scratch, stream)] if expands(env) else []
+    expanded = expands(env)
+    found: list[Runner] = [HopperExpanded(library, scratch, stream)] if expanded else []
     if FUSED_TACTICS.is_file():
         found.append(HopperFused(library, scratch, stream))
+    if expanded:
+        found.append(HopperCublas(library, scratch, stream))
     if not found:
         text = f"{EXPAND}=0 leaves no kernel for {library.device.name}: expanded weights are what its tactics read"
         raise DeviceError("no-runner", f"{text}; unset it")
@@ -216,4 +299,4 @@ def runners(library: Library, scratch: Scratch, stream: int, env: Mapping[str, s
 def tactic_set(members: tuple[Runner, ...]) -> TacticSet:
     """One runner's own set, or the family of several."""
     sets = tuple(member.tactics for member in members)
-    return sets[0] if len(sets) == 1 else TacticFamily.of("hopper_w4a4", 1, *sets)
+    return sets[0] if len(sets) == 1 else TacticFamily.of("hopper_w4a4", 2, *sets)

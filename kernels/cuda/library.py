@@ -22,7 +22,7 @@ __all__ = ["FOLDER", "GEMM", "Library", "load", "open_library"]
 FOLDER = "NVFP4_GATES_LIBRARIES"
 GEMM = (*(c_void_p,) * 6, *(c_int,) * 3, c_void_p, c_size_t, c_int, c_void_p)
 _SUPPORT: Mapping[str, tuple[Any, ...]] = {
-    "quantise": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_float, c_int, c_int, c_int, c_void_p),
+    "quantise": (*(c_void_p,) * 4, c_int, c_int, c_float, c_int, c_int, c_int, c_void_p),
     "swizzle": (c_void_p, c_void_p, c_int, c_int, c_void_p),
     "expand": (c_void_p, c_void_p, c_void_p, c_int, c_int, c_void_p),
     "widen": (c_void_p, c_void_p, c_size_t, c_void_p),
@@ -80,7 +80,7 @@ class Library:
             if status >= base:
                 return f"the kernel {text} (status {status - base})"
         if status >= 1000:
-            return f"the kernel cannot take these operands (CUTLASS status {status - 1000}); N must be divisible by 8"
+            return f"the kernel cannot take these operands (status {status - 1000}); is N divisible by 64, K too?"
         text = self._library.nvfp4_error_text(status)
         return f"CUDA error {status}, {text.decode() if text else 'unknown'}"
 

@@ -67,10 +67,26 @@ __device__ void load_block(const __nv_bfloat16 *values, float *out) {
   }
 }
 
+// Sixteen codes under one scale as bfloat16. Exact: a product has six significant bits, so the upper half of the float
+// is the bfloat16.
+__device__ void store_expanded(uint2 codes, float scale, uint4 *out) {
+  unsigned word[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    unsigned pair = (i < 4 ? codes.x : codes.y) >> i % 4 * 8;
+    word[i] = __float_as_uint(e2m1_decode(pair & 15) * scale) >> 16 |
+              (__float_as_uint(e2m1_decode(pair >> 4 & 15) * scale) & 0xFFFF0000u);
+  }
+  out[0] = make_uint4(word[0], word[1], word[2], word[3]);
+  out[1] = make_uint4(word[4], word[5], word[6], word[7]);
+}
+
 // One thread a block of 16. `values` (rows, k), or (rows, 2 k) of gate and up halves when kSilu. Direct: the grid also
-// covers the padding of the swizzled layout, whose bytes become zero.
+// covers the padding of the swizzled layout, whose bytes become zero. `expanded`, if any, gets the values that the codes
+// and scales stand for, so that a GEMM of bfloat16 operands needs no pass of its own.
 template <class Value, bool kSilu, bool kDirect>
-__global__ void quantise(const Value *values, uint8_t *packed, uint8_t *scales, int rows, int k, float global_scale) {
+__global__ void quantise(const Value *values, uint8_t *packed, uint8_t *scales, uint4 *expanded, int rows, int k,
+                         float global_scale) {
   const int blocks = k / kBlock, columns = kDirect ? padded(blocks, 4) : blocks;
   const int column = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
   const int row = static_cast<int>(blockIdx.y);
@@ -96,7 +112,9 @@ __global__ void quantise(const Value *values, uint8_t *packed, uint8_t *scales, 
   unsigned word[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < kBlock; i++) word[i / 8] |= e2m1_encode(__fmul_rn(value[i], inverse)) << i % 8 * 4;
-  reinterpret_cast<uint2 *>(packed)[static_cast<size_t>(row) * blocks + column] = make_uint2(word[0], word[1]);
+  const size_t block = static_cast<size_t>(row) * blocks + column;
+  reinterpret_cast<uint2 *>(packed)[block] = make_uint2(word[0], word[1]);
+  if (expanded) store_expanded(make_uint2(word[0], word[1]), ue4m3_decode(scale), expanded + 2 * block);
   const size_t place = kDirect ? swizzled(row, column, columns) : static_cast<size_t>(row) * columns + column;
   scales[place] = static_cast<uint8_t>(scale);
 }
@@ -115,17 +133,7 @@ __global__ void expand(const uint8_t *packed, const uint8_t *scales, uint4 *out,
   for (int row = static_cast<int>(blockIdx.y); row < rows; row += static_cast<int>(gridDim.y)) {
     const size_t place = static_cast<size_t>(row) * blocks + column;
     const uint2 codes = reinterpret_cast<const uint2 *>(packed)[place];
-    const float scale = ue4m3_decode(scales[swizzled(row, column, padded(blocks, 4))]);
-    unsigned word[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      unsigned pair = (i < 4 ? codes.x : codes.y) >> i % 4 * 8;
-      // Exact: six significant bits, so the upper half of the float is the bfloat16.
-      word[i] = __float_as_uint(e2m1_decode(pair & 15) * scale) >> 16 |
-                (__float_as_uint(e2m1_decode(pair >> 4 & 15) * scale) & 0xFFFF0000u);
-    }
-    out[place * 2] = make_uint4(word[0], word[1], word[2], word[3]);
-    out[place * 2 + 1] = make_uint4(word[4], word[5], word[6], word[7]);
+    store_expanded(codes, ue4m3_decode(scales[swizzled(row, column, padded(blocks, 4))]), out + 2 * place);
   }
 }
 
@@ -147,16 +155,19 @@ dim3 grid(int columns, int rows) {
 }
 
 template <class Value, bool kSilu>
-void launch_quantise(const void *values, void *packed, void *scales, int rows, int k, float global_scale, bool direct,
-                     cudaStream_t stream) {
+void launch_quantise(const void *values, void *packed, void *scales, void *expanded, int rows, int k,
+                     float global_scale, bool direct, cudaStream_t stream) {
   auto *in = static_cast<const Value *>(values);
+  auto *wide = static_cast<uint4 *>(expanded);
   auto *codes = static_cast<uint8_t *>(packed), *bytes = static_cast<uint8_t *>(scales);
   const int blocks = k / kBlock;
   if (direct) {
     quantise<Value, kSilu, true>
-        <<<grid(padded(blocks, 4), padded(rows, 128)), kThreads, 0, stream>>>(in, codes, bytes, rows, k, global_scale);
+        <<<grid(padded(blocks, 4), padded(rows, 128)), kThreads, 0, stream>>>(in, codes, bytes, wide, rows, k,
+                                                                              global_scale);
   } else {
-    quantise<Value, kSilu, false><<<grid(blocks, rows), kThreads, 0, stream>>>(in, codes, bytes, rows, k, global_scale);
+    quantise<Value, kSilu, false>
+        <<<grid(blocks, rows), kThreads, 0, stream>>>(in, codes, bytes, wide, rows, k, global_scale);
   }
 }
 
@@ -164,12 +175,13 @@ void launch_quantise(const void *values, void *packed, void *scales, int rows, i
 
 // values (rows, k) to packed codes and scales: swizzled ones when `direct`, else linear (rows, k / 16). `silu`: values
 // are (rows, 2 k), gate and up halves, and silu(gate) * up is quantised. `bf16`: values are bfloat16, else float32.
-NVFP4_EXPORT int nvfp4_quantise(const void *values, void *packed, void *scales, int rows, int k, float global_scale,
-                                int bf16, int silu, int direct, void *stream) {
+// `expanded`, unless null: (rows, k) bfloat16, what nvfp4_expand would make of codes and scales.
+NVFP4_EXPORT int nvfp4_quantise(const void *values, void *packed, void *scales, void *expanded, int rows, int k,
+                                float global_scale, int bf16, int silu, int direct, void *stream) {
   auto queue = static_cast<cudaStream_t>(stream);
   auto launch = bf16 ? (silu ? launch_quantise<__nv_bfloat16, true> : launch_quantise<__nv_bfloat16, false>)
                      : (silu ? launch_quantise<float, true> : launch_quantise<float, false>);
-  launch(values, packed, scales, rows, k, global_scale, direct != 0, queue);
+  launch(values, packed, scales, expanded, rows, k, global_scale, direct != 0, queue);
   return static_cast<int>(cudaGetLastError());
 }
 

@@ -15,6 +15,7 @@
 namespace {
 
 constexpr int kRows = 64, kDepth = 64, kLanes = 32;
+constexpr int kCounters = 1 << 20;  // of groups that blocks share; they lead the workspace and are zero between calls
 constexpr int kCodeBytes = kRows * kDepth / 2, kScaleBytes = kRows * kDepth / 16;
 constexpr uint32_t kValue = 0x8E008E00u, kMagnitude = 0x0E000E00u, kSign = 0x80008000u;
 
@@ -266,22 +267,25 @@ __global__ void pack(const uint8_t *b, const uint8_t *sfb, uint8_t *out, int n, 
       make_uint4(word[0], word[1], word[2], word[3]);
 }
 
+// Counters first and in one place, so that calls of any shape and tactic can share a workspace.
 struct Grid {
   int blocks, tiles;
-  size_t partial_bytes, bytes;
+  bool counted;  // there are counters enough
+  size_t bytes;
 };
 
 Grid grid_of(int tokens, int per_sm, int m, int n, int k, int sms) {
   const int total = n / kRows * (k / kDepth), tiles = (m + 8 * tokens - 1) / (8 * tokens);
   const int blocks = sms * per_sm < total ? sms * per_sm : total;
   const size_t partial = static_cast<size_t>(tiles) * blocks * 2 * kRows * 8 * tokens * sizeof(float);
-  return {blocks, tiles, partial, partial + static_cast<size_t>(tiles) * (n / kRows) * sizeof(int)};
+  return {blocks, tiles, static_cast<int64_t>(tiles) * (n / kRows) <= kCounters, kCounters * sizeof(int) + partial};
 }
 
 template <int kTokens, int kWarps, int kAhead, int kBlocks, bool kOverlap>
 int launch(NVFP4_GEMM_PARAMETERS) {
   (void)sfb;
   const Grid grid = grid_of(kTokens, kBlocks, m, n, k, sms);
+  if (!grid.counted) return kCannotImplement;
   if (ws_bytes < grid.bytes) return kWorkspaceTooSmall;
   auto *kernel = fused<kTokens, kWarps, kAhead, kBlocks, kOverlap>;
   constexpr int kShared = kWarps * kRows * 8 * kTokens * static_cast<int>(sizeof(float));
@@ -299,8 +303,8 @@ int launch(NVFP4_GEMM_PARAMETERS) {
   config.numAttrs = kOverlap ? 1 : 0;
   error = cudaLaunchKernelEx(&config, kernel, static_cast<const uint8_t *>(b), static_cast<const uint8_t *>(a),
                              static_cast<const uint8_t *>(sfa), alpha, static_cast<__nv_bfloat16 *>(d),
-                             static_cast<float *>(ws),
-                             reinterpret_cast<int *>(static_cast<char *>(ws) + grid.partial_bytes), m, n, k);
+                             reinterpret_cast<float *>(static_cast<int *>(ws) + kCounters), static_cast<int *>(ws), m,
+                             n, k);
   return error == cudaSuccess ? 0 : kCannotLaunch + error;
 }
 
@@ -344,7 +348,8 @@ NVFP4_EXPORT int nvfp4_fused_pack(const void *b, const void *sfb, void *out, int
 
 NVFP4_EXPORT int64_t nvfp4_fused_workspace(int tactic, int m, int n, int k, int sms) {
   if (!fits(tactic, m, n, k)) return -1;
-  return static_cast<int64_t>(grid_of(kTactics[tactic].tokens, kTactics[tactic].per_sm, m, n, k, sms).bytes);
+  const Grid grid = grid_of(kTactics[tactic].tokens, kTactics[tactic].per_sm, m, n, k, sms);
+  return grid.counted ? static_cast<int64_t>(grid.bytes) : -1;
 }
 
 NVFP4_EXPORT int nvfp4_fused_run(int tactic, NVFP4_GEMM_PARAMETERS) {
