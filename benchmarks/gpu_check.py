@@ -1,9 +1,10 @@
 """The whole GPU check: `python -m benchmarks.gpu_check [--steps …] [--out DIR]`, with libraries built beforehand.
 
 Steps: correct (fresh inputs), edges (compute-sanitizer), plans (tune, then six fresh frozen processes), table (every
-tactic L2-cold, regret of the tuned plans, cuBLAS where PyTorch is), stability (three further tunings), host (cost of a
-dispatched GEMM), g4 (the reference engine on the GPU at the seed's workload). A step that fails is named and the others
-go on; exit 1 then. Writes gpu_check.json and gpu_check.md into DIR.
+tactic L2-cold, regret of the tuned plans, cuBLAS where PyTorch is), stability (`plans stability`, three tunings), host
+(cost of a dispatched GEMM), g4 (the reference engine on the GPU at the seed's workload). A step that fails is named and
+the others go on; exit 1 then. Writes gpu_check.json and gpu_check.md into DIR after every step, with what earlier calls
+on the same GPU left there.
 """
 
 from __future__ import annotations
@@ -21,19 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_correct import SHAPES, check_all
-from benchmarks.gpu_plans import open_runtime
 from benchmarks.gpu_table import cold_times, cublas_times, floor_us
 from kernels.backends.cpu import random_operand
 from kernels.backends.cuda import CudaBackend
 from kernels.buckets import tuning_buckets
 from kernels.cuda.device import find_device
+from kernels.tune import open_runtime
 
 STEPS = ("correct", "edges", "plans", "table", "stability", "host", "g4")
 RESULTS = Path(__file__).resolve().parent / "results"
 ROWS = tuning_buckets(2048)
 REPLAYS, TUNINGS = 6, 3
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-SANITIZED = ("1", "3", "5", "18", "23", "31")  # each schedule and side, small and large tiles
 _HOST_CALLS = 2000
 
 
@@ -42,7 +42,7 @@ class Check:
 
     def __init__(self, out: Path) -> None:
         self.out = out
-        self._cold = out / "gpu_cold.json"  # "M N K tactic" to microseconds
+        self._cold = out / "gpu_cold.json"  # "M N K runner tactic" to microseconds
 
     def correct(self) -> dict[str, Any]:
         seed = time.time_ns() % 2**32
@@ -55,7 +55,8 @@ class Check:
         found = {}
         for name in TOOLS:
             argv = [tool, "--tool", name, "--error-exitcode", "9", sys.executable, "-m", "benchmarks.gpu_edges"]
-            done = subprocess.run([*argv, *SANITIZED], capture_output=True, text=True, check=False, timeout=300)
+            done = subprocess.run([*argv, "--some"], capture_output=True, text=True, check=False, timeout=300)
+            _progress(f"{name}: status {done.returncode}")
             lines = [line for line in done.stdout.splitlines() if "SUMMARY" in line]
             found[name] = f"status {done.returncode}: {' '.join(lines) or (done.stdout + done.stderr)[-300:]}"
         bad = {name: said for name, said in found.items() if not said.startswith("status 0")}
@@ -66,6 +67,7 @@ class Check:
         document = self.out / "gpu_plans.json"
         document.unlink(missing_ok=True)
         tuned = _process(document)
+        _progress(f"tuned: {tuned}")
         replays = [_process(document, "--replay") for _ in range(REPLAYS)]
         maps = {replay["map_sha256"] for replay in replays}
         _require(maps == {tuned["map_sha256"]}, f"fresh processes have {len(maps)} maps")
@@ -83,9 +85,11 @@ class Check:
             for m, tactic, microseconds in cold_times(backend, n, k, ROWS):
                 if microseconds is not None:
                     times[m][tactic] = microseconds
-                    cold[f"{m} {n} {k} {tactic}"] = round(microseconds, 3)
+                    runner, own = backend.tactics.named(tactic)
+                    cold[f"{m} {n} {k} {runner} {own}"] = round(microseconds, 3)
             rows += [_row((m, n, k), times[m], chosen.get((m, n, k)), peers) for m in ROWS]
-        self._cold.write_text(json.dumps(cold, indent=0, sort_keys=True) + "\n")
+            self._cold.write_text(json.dumps(cold, indent=0, sort_keys=True) + "\n")
+            _progress(f"{n}x{k} timed")
         regrets = [row["regret"] for row in rows if row["regret"] is not None]
         summary = (
             {"mean": statistics.mean(regrets), "p95": sorted(regrets)[int(len(regrets) * 0.95)]} if regrets else None
@@ -93,33 +97,25 @@ class Check:
         return {"regret_of_l2_warm_tuning": summary, "rows": rows}
 
     def stability(self) -> dict[str, Any]:
-        maps = []
-        cold: dict[str, float] = json.loads(self._cold.read_text()) if self._cold.is_file() else {}
-        backend = CudaBackend()
-        for number in range(TUNINGS):
-            document = self.out / f"gpu_plans_{number}.json"
-            document.unlink(missing_ok=True)
-            _process(document)
-            maps.append(_selected(document, backend))
-        unstable = {}
-        for key in sorted(maps[0]):
-            tactics = [chosen[key] for chosen in maps]
-            if len(set(tactics)) > 1:
-                seconds = [cold.get(f"{key[0]} {key[1]} {key[2]} {tactic}") for tactic in tactics]
-                known = [value for value in seconds if value is not None]
-                regret = max(known) / min(known) - 1 if known else None
-                unstable[" ".join(map(str, key))] = {"tactics": tactics, "regret_between_them": regret}
-        return {"keys": len(maps[0]), "tunings": TUNINGS, "unstable": unstable}
+        argv = [sys.executable, "-m", "harness", "plans", "stability", "--json", "--backend", "cuda"]
+        argv += ["--tunings", str(TUNINGS)]
+        if self._cold.is_file():
+            argv += ["--cold", str(self._cold)]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+        _require(done.returncode in (0, 1), f"plans stability ended with {done.returncode}")
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
 
     def host(self) -> dict[str, Any]:
-        backend = CudaBackend()
-        runtime = open_runtime(backend, self.out / "gpu_plans.json", True)
+        runtime, backend = open_runtime("cuda", self.out / "gpu_plans.json", read_only=True)
+        assert isinstance(backend, CudaBackend)
         found = {}
         for n, k in SHAPES:
-            weight, a = backend.prepare(random_operand(1, n, k)), backend.on_device(random_operand(2, 1, k))
+            weight, a = backend.prepare(random_operand(1, n, k)), backend.activation(random_operand(2, 1, k))
             out = backend.xp.empty((1, n), dtype="uint16")
             alpha, address = backend.alpha(a, weight), out.data.ptr
             best = []
+            backend.launch(runtime.tactic(1, n, k), a, weight, address, alpha)  # reserves its workspace
             for _ in range(5):
                 backend.stream.synchronize()
                 # few enough that the queue of launches never fills, which would time the GPU
@@ -145,13 +141,17 @@ class Check:
         return {"bundle": bundle.name, "seconds": round(time.monotonic() - begun), "status": done.returncode}
 
 
+def _progress(text: str) -> None:
+    print(f"  {text}", flush=True)
+
+
 def _require(fact: bool, otherwise: str) -> None:
     if not fact:
         raise RuntimeError(otherwise)
 
 
 def _process(document: Path, *options: str) -> dict[str, Any]:
-    argv = [sys.executable, "-m", "benchmarks.gpu_plans", str(document), *options]
+    argv = [sys.executable, "-m", "kernels.tune", str(document), "--backend", "cuda", *options]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     _require(done.returncode == 0, f"{' '.join(argv[2:])}: {done.stderr[-500:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -234,9 +234,10 @@ def main(argv: list[str] | None = None) -> int:
     if options.here:
         (out / f"step_{options.steps}.json").write_text(json.dumps(_step(Check(out), options.steps)))
         return 0
-    result: dict[str, Any] = {}
     gpu = find_device().name
-    for name in options.steps.split(","):
+    result = _earlier(out / "gpu_check.json", gpu)
+    asked = options.steps.split(",")
+    for name in asked:
         # A process a step: none of them finds another's memory, and G4 wants an idle GPU.
         subprocess.run(
             [sys.executable, "-m", "benchmarks.gpu_check", "--here", "--steps", name, "--out", str(out)], check=False
@@ -249,7 +250,16 @@ def main(argv: list[str] | None = None) -> int:
         whole = {"gpu": gpu, "steps": result}
         (out / "gpu_check.json").write_text(json.dumps(whole, indent=1, sort_keys=True) + "\n")
         (out / "gpu_check.md").write_text(_markdown(gpu, result))
-    return 1 if any("failed" in entry for entry in result.values()) else 0
+    return 1 if any("failed" in result[name] for name in asked) else 0
+
+
+def _earlier(path: Path, gpu: str) -> dict[str, Any]:
+    """The steps that an earlier call left, if it was on this kind of GPU."""
+    if not path.is_file():
+        return {}
+    whole = json.loads(path.read_text())
+    steps: dict[str, Any] = whole["steps"] if whole["gpu"] == gpu else {}
+    return steps
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def cold_times(backend: CudaBackend, n: int, k: int, rows: Sequence[int]) -> Ite
         weights = [backend.prepare(random_operand(seed, n, k)) for seed in range(min(copies, 2))]
         weights += [backend.prepare(_copied(backend, weights[0].matrix)) for _ in range(copies - len(weights))]
         for m in rows:
-            a = backend.on_device(random_operand(m, m, k))
+            a = backend.activation(random_operand(m, m, k))
             out = backend.xp.empty((m, n), dtype=np.uint16)
             for tactic in backend.tactics:
                 yield m, tactic.id, _cold(backend, tactic.id, a, weights, out)

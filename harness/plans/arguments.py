@@ -32,7 +32,19 @@ def add_verbs(parser: argparse.ArgumentParser) -> None:
     freeze = verb("freeze", "copy a document, read-only, with its provenance beside it")
     freeze.add_argument("file", type=Path, metavar="FILE", help="native or FlashInfer document")
     _add_out(freeze, required=True)
+    _add_stability(verb("stability", "tune several times in fresh processes: which keys differ, and their regret"))
     _add_audit(verb("audit", "say entry by entry what the real FlashInfer would do with a file, and what this does"))
+
+
+def _add_stability(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    parser.add_argument("--tunings", type=_several, default=3, metavar="COUNT", help="2 or more, default 3")
+    text = "a GEMM's N and K; may be repeated; default: the gates' four, which take a CPU hours"
+    parser.add_argument("--shape", type=_shape, action="append", metavar="N,K", help=text)
+    parser.add_argument("--max-tokens", type=_number, default=2048, metavar="M", help="largest M, default 2048")
+    text = 'JSON object "M N K runner tactic": microseconds, L2-cold, of every tactic'
+    parser.add_argument("--cold", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the documents there as tuning-1.json, …")
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
@@ -92,6 +104,20 @@ def _setting(text: str) -> tuple[str, str]:
     if not (name and equals and value):
         raise argparse.ArgumentTypeError(f"{text!r} is not FIELD=VALUE")
     return name, value
+
+
+def _shape(text: str) -> tuple[int, int]:
+    n, comma, k = text.partition(",")
+    if not comma or not 0 < _number(n) < 2**31 or not 0 < _number(k) < 2**31 or int(k) % 16:
+        raise argparse.ArgumentTypeError(f"{text!r} is not N,K with K a multiple of 16")
+    return int(n), int(k)
+
+
+def _several(text: str) -> int:
+    count = _number(text)
+    if count < 2:
+        raise argparse.ArgumentTypeError(f"{text} tuning cannot differ from itself; give 2 or more")
+    return count
 
 
 def _names(text: str) -> tuple[str, ...]:

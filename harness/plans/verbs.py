@@ -11,6 +11,7 @@ from harness.plans.compare import diff, merge
 from harness.plans.freeze import freeze
 from harness.plans.rendering import emit
 from harness.plans.show import show
+from harness.plans.stability import stability
 from harness.plans.transfer import export, import_
 from kernels.errors import KernelError
 
@@ -24,6 +25,7 @@ _VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "import": import_,
     "merge": merge,
     "show": show,
+    "stability": stability,
 }
 
 

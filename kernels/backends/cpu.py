@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.backends.tuning import Counts
+from kernels.backends.tuning import Choice, Counts, choose
 from kernels.build_id import build_id
 from kernels.errors import KernelError, TuningError
 from kernels.nvfp4 import (
@@ -45,7 +45,7 @@ __all__ = ["CPU_TACTICS", "CpuBackend", "CpuTactic", "CpuWeight", "blas_threads"
 
 _REPEATS, _WARMUPS = 10, 3
 _N_BLOCK, _M_BLOCK, _SPLITS = 128, 64, 4
-_ABI_SOURCES = ("backends/cpu.py", "buckets.py", "nvfp4.py", "tactics.py")
+_ABI_SOURCES = ("backends/cpu.py", "backends/tuning.py", "buckets.py", "nvfp4.py", "tactics.py")
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,7 @@ class CpuBackend:
         self.gemms = 0
         self.capturing = False
         self.failed_candidates: list[str] = []
+        self.choices: dict[PlanKey, Choice] = {}
         self.counts = Counts()
 
     def session(self) -> nullcontext[None]:
@@ -189,7 +190,8 @@ class CpuBackend:
         return array
 
     def plan_fields(self, key: PlanKey) -> Mapping[str, Any]:
-        return {}
+        choice = self.choices.get(key)
+        return {} if choice is None else choice.fields(self.tactics)
 
     def forget_operands(self) -> None:
         pass
@@ -224,16 +226,17 @@ class CpuBackend:
         """
         a = random_operand(key.m_bucket, key.m_bucket, key.k)
         weight = CpuWeight.of(random_operand(key.n, key.n, key.k))
-        best, best_time = -1, math.inf
-        for tactic in sorted(self._runs):
+
+        def timed(tactic: int) -> float:
             if self._cancelled():
                 raise TuningError("cancelled", f"tuning of {key} was stopped; start again to tune it")
-            seconds = self._mean_time(tactic, a, weight)
-            if seconds < best_time:
-                best, best_time = tactic, seconds
-        if best < 0:
+            return self._mean_time(tactic, a, weight)
+
+        choice = choose(self._runs, timed)
+        if choice is None:
             raise TuningError("no-valid-tactic", f"no CPU tactic ran {key}: {'; '.join(self.failed_candidates[-6:])}")
-        return best
+        self.choices[key] = choice
+        return choice.tactic
 
     def _mean_time(self, tactic: int, a: Fp4Matrix, weight: CpuWeight) -> float:
         shape = f"tactic {tactic} M={a.rows} N={weight.n} K={weight.k}"

@@ -247,15 +247,8 @@ class CudaBackend:
         return seconds
 
     def plan_fields(self, key: PlanKey) -> Mapping[str, Any]:
-        """What a document says of a plan beside the tactic: its time, and who came second by how much."""
         choice = self.choices.get(key)
-        if choice is None:
-            return {}
-        fields: dict[str, Any] = {"time_us": round(choice.seconds * 1e6, 3)}
-        if choice.runner_up is not None and choice.margin is not None:
-            runner, own = self.tactics.named(choice.runner_up)
-            fields |= {"runner_up": runner, "runner_up_tactic_id": own, "runner_up_margin": round(choice.margin, 5)}
-        return fields
+        return {} if choice is None else choice.fields(self.tactics)
 
     def forget_operands(self) -> None:
         """Give back what tuning held."""

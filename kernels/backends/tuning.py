@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kernels.tactics import TacticSet
+
 __all__ = ["REPEATS", "WARMUPS", "Candidate", "Choice", "Counts", "choose", "measure"]
 
 WARMUPS, REPEATS = 3, 10
@@ -57,6 +59,14 @@ class Choice:
     def margin(self) -> float | None:
         """How much slower the runner-up is, as a fraction of the winner's time; None without one."""
         return None if self.runner_up is None else self.runner_up_seconds / self.seconds - 1
+
+    def fields(self, tactics: TacticSet) -> dict[str, Any]:
+        """What a document says of a plan beside the tactic: its time, and who came second by how much."""
+        found: dict[str, Any] = {"time_us": round(self.seconds * 1e6, 3)}
+        if self.runner_up is not None and self.margin is not None:
+            runner, own = tactics.named(self.runner_up)
+            found |= {"runner_up": runner, "runner_up_tactic_id": own, "runner_up_margin": round(self.margin, 5)}
+        return found
 
 
 def measure(candidate: Candidate, delay_us: int, counts: Counts) -> float:

@@ -111,3 +111,13 @@ def test_the_reference_product_is_that_of_the_dequantised_operands() -> None:
     left, right = dequantise(a), dequantise(b)
     expected = [[sum(x * y for x, y in zip(row, column, strict=True)) for column in right] for row in left]
     assert np.allclose(nvfp4.reference_gemm(a, b), expected, rtol=1e-12)
+
+
+def test_an_array_that_does_not_name_its_library_is_found_by_its_module() -> None:
+    """CuPy's arrays have no __array_namespace__."""
+
+    class Nameless:
+        __module__ = "numpy"
+
+    assert nvfp4.namespace(Nameless()) is np
+    assert nvfp4.namespace(np.zeros(1)) is np
