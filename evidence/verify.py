@@ -152,6 +152,7 @@ def checks(plan: Plan, legs: Sequence[Leg]) -> list[Check]:
     found += g4.sequential_equality(plan, legs)
     found += _concurrent(plan, legs)
     found += g4.second_model_equality(plan, legs)
+    found += _sanitized(legs)
     return found
 
 
@@ -188,6 +189,16 @@ def _hits(legs: Sequence[Leg]) -> Iterator[Check]:
             counts = leg.plans.tuning if leg.plans is not None else None
             good = counts is not None and not any(counts.values())
             yield Check("hit-launches-nothing", leg.name, _counted(counts), "0 candidates timed", good)
+
+
+def _sanitized(legs: Sequence[Leg]) -> Iterator[Check]:
+    """Each tool ran to its summary and counted nothing."""
+    for leg in legs:
+        if leg.kind == "sanitizer":
+            counts = {} if leg.suite is None else dict(leg.suite.counts)
+            yield Check(
+                "sanitizer-clean", leg.name, _counted(counts), "0 errors", bool(counts) and not any(counts.values())
+            )
 
 
 def _counted(counts: object) -> str:
@@ -363,7 +374,7 @@ __all__ = [
 ]
 
 PLAN_CONTROL = "plan-"  # checks with this prefix make up the plan-control verdict
-OTHER_PLANS = ("seed", "inertness")  # one makes the plans, the other's model may be of other shapes
+OTHER_PLANS = ("seed", "inertness", "sanitizer")  # makes the plans; a model of other shapes; no plan at all
 MIN_SAMPLES = 2
 LAGS_UNKNOWN = "vllm_bench"  # this client does not measure how late its loop is: not-applicable in the plan
 
@@ -3312,7 +3323,7 @@ class ModelGate:
 @dataclass(frozen=True)
 class SuiteReport:
     """One process of an engine's own tests: its closing counts by their words (passed, skipped, failed, errors, …, or
-    collected), what was skipped (test and reason) and what failed, by name."""
+    collected; a sanitizer's errors and warnings), what was skipped (test and reason) and what failed, by name."""
 
     counts: Mapping[str, int]
     skipped: tuple[str, ...]
@@ -3407,8 +3418,8 @@ class SamplerReport:
 
 @dataclass(frozen=True)
 class Leg:
-    """Everything one process left behind. `kind` is seed, model-gate, sequential, concurrent, inertness, replay or
-    timed; in G1, which starts no server, it is collect, suite or build.
+    """Everything one process left behind. `kind` is seed, model-gate, sequential, concurrent, inertness, replay,
+    sanitizer or timed; in G1, which starts no server, it is collect, suite or build.
 
     `texts` are the completions of a sequential or concurrent proof, in prompt order. A part that this kind of leg does
     not have, or that the engine cannot give, is None.

@@ -31,6 +31,7 @@ def checks(plan: Plan, legs: Sequence[Leg]) -> list[Check]:
     found += g4.sequential_equality(plan, legs)
     found += _concurrent(plan, legs)
     found += g4.second_model_equality(plan, legs)
+    found += _sanitized(legs)
     return found
 
 
@@ -67,6 +68,16 @@ def _hits(legs: Sequence[Leg]) -> Iterator[Check]:
             counts = leg.plans.tuning if leg.plans is not None else None
             good = counts is not None and not any(counts.values())
             yield Check("hit-launches-nothing", leg.name, _counted(counts), "0 candidates timed", good)
+
+
+def _sanitized(legs: Sequence[Leg]) -> Iterator[Check]:
+    """Each tool ran to its summary and counted nothing."""
+    for leg in legs:
+        if leg.kind == "sanitizer":
+            counts = {} if leg.suite is None else dict(leg.suite.counts)
+            yield Check(
+                "sanitizer-clean", leg.name, _counted(counts), "0 errors", bool(counts) and not any(counts.values())
+            )
 
 
 def _counted(counts: object) -> str:

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 PLAN_CONTROL = "plan-"  # checks with this prefix make up the plan-control verdict
-OTHER_PLANS = ("seed", "inertness")  # one makes the plans, the other's model may be of other shapes
+OTHER_PLANS = ("seed", "inertness", "sanitizer")  # makes the plans; a model of other shapes; no plan at all
 MIN_SAMPLES = 2
 LAGS_UNKNOWN = "vllm_bench"  # this client does not measure how late its loop is: not-applicable in the plan
 

@@ -44,14 +44,17 @@ def plan(
     """The plan of one campaign. `gpu` says whether an NVML device exists; `corpus` maps partitions to digests.
 
     `aa` makes it a campaign of an A/A floor: its number, and the pairs (concurrency, repetition) to measure. `suites`
-    are kind and name of what G1 runs, `not_tested` is what it leaves out, with reasons.
+    are kind and name of the engine's own commands in G1 and G2, `not_tested` is what these leave out, with reasons.
     """
+    missing = [NotApplicable(*item) for item in sorted((not_tested or {}).items())]
     if config.gate.name == "g1":
         planned = [LegPlan(f"{number:02d}-{name}", kind, "B") for number, (kind, name) in enumerate(suites)]
-        absent = [NotApplicable(*item) for item in sorted((not_tested or {}).items())]
+        absent = missing
     else:
         planned = legs(config, capabilities, None if aa is None else aa["pairs"])
-        absent = _not_applicable(config, capabilities, gpu)
+        own = [LegPlan(f"{len(planned) + number:02d}-{name}", kind, "A") for number, (kind, name) in enumerate(suites)]
+        planned += own
+        absent = [*_not_applicable(config, capabilities, gpu), *missing]
     return Plan(
         gate=config.gate.name,
         concurrencies=tuple(config.gate.concurrencies),

@@ -6,21 +6,22 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from harness import canonical, machine, watchdog
+from harness import canonical, machine, sanitizer_log, watchdog
 from harness.bundle import write_new
 from harness.campaign import shown
 from harness.context import Context
-from harness.engines.base import Address, Launch, WithSuites
+from harness.engines.base import Address, Launch, Suite, WithSanitizer, WithSuites
 from harness.errors import HarnessError
 from harness.plan import LegPlan, partition
 from harness.process import Owned
+from harness.records import SuiteReport
 from harness.series import Series, log_end, run_series
 from harness.telemetry import procfs, record
 
@@ -214,8 +215,7 @@ def _await_end(context: Context, owned: Owned, limit_s: float, what: str, doing:
 
 def _suite(context: Context, leg: LegPlan, folder: Path) -> None:
     """A command of the engine's own to its end, with what its log says; how it ends is judged later, not here."""
-    assert isinstance(context.engine, WithSuites), "the plan holds suites only for engines that have them"
-    suites = context.engine.suites(context.config.gate.architectures)
+    suites = _own_commands(context, leg)
     launch = next(suite.launch for suite in suites if leg.name.endswith(f"-{suite.name}") and suite.kind == leg.kind)
     owned = _launch(context, launch, folder)
     try:
@@ -224,9 +224,23 @@ def _suite(context: Context, leg: LegPlan, folder: Path) -> None:
     finally:
         context.machine.stop(owned, context.config.host.stop_grace_s)
     log = (folder / "engine.log").read_text("utf-8", "replace")
-    report = None if leg.kind == "build" else context.engine.suite_report(log)
+    report = _own_report(context, leg, log)
     head = {**asdict(leg), "exit": str(owned.poll()), "suite": None if report is None else asdict(report)}
     _write(folder, "leg.json", head)
+
+
+def _own_commands(context: Context, leg: LegPlan) -> Sequence[Suite]:
+    if leg.kind == "sanitizer":
+        assert isinstance(context.engine, WithSanitizer), "the plan holds this leg only for engines that have it"
+        return context.engine.sanitizers()
+    assert isinstance(context.engine, WithSuites), "the plan holds suites only for engines that have them"
+    return context.engine.suites(context.config.gate.architectures)
+
+
+def _own_report(context: Context, leg: LegPlan, log: str) -> SuiteReport | None:
+    if leg.kind == "sanitizer":
+        return sanitizer_log.parse(log)
+    return context.engine.suite_report(log) if isinstance(context.engine, WithSuites) and leg.kind != "build" else None
 
 
 def _sequential(context: Context, leg: LegPlan, folder: Path) -> None:
@@ -354,5 +368,6 @@ RUNNERS = {
     "collect": _suite,
     "suite": _suite,
     "build": _suite,
+    "sanitizer": _suite,
     "timed": _timed,
 }

@@ -246,7 +246,7 @@ class ModelGate:
 @dataclass(frozen=True)
 class SuiteReport:
     """One process of an engine's own tests: its closing counts by their words (passed, skipped, failed, errors, …, or
-    collected), what was skipped (test and reason) and what failed, by name."""
+    collected; a sanitizer's errors and warnings), what was skipped (test and reason) and what failed, by name."""
 
     counts: Mapping[str, int]
     skipped: tuple[str, ...]
@@ -341,8 +341,8 @@ class SamplerReport:
 
 @dataclass(frozen=True)
 class Leg:
-    """Everything one process left behind. `kind` is seed, model-gate, sequential, concurrent, inertness, replay or
-    timed; in G1, which starts no server, it is collect, suite or build.
+    """Everything one process left behind. `kind` is seed, model-gate, sequential, concurrent, inertness, replay,
+    sanitizer or timed; in G1, which starts no server, it is collect, suite or build.
 
     `texts` are the completions of a sequential or concurrent proof, in prompt order. A part that this kind of leg does
     not have, or that the engine cannot give, is None.

@@ -11,7 +11,7 @@ from harness import bench_client, canonical, corpus, corpus_text, settings
 from harness.agent.values import Prepared
 from harness.config import Config, HostConfig
 from harness.engines import registry
-from harness.engines.base import Engine, WithSuites
+from harness.engines.base import Engine, WithSanitizer, WithSuites
 from harness.errors import HarnessError, UsageError
 from harness.state import cache_dir
 from harness.telemetry import host, probe
@@ -58,7 +58,12 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _suites(config: Config, engine: Engine) -> tuple[list[list[str]], dict[str, str]]:
-    """What G1 runs and what it leaves out; nothing for other gates. UsageError `no-suites` for an engine without."""
+    """The engine's own commands that G1 and G2 run, and what they leave out; nothing for other gates.
+
+    UsageError `no-suites` for an engine without tests of its own in G1.
+    """
+    if config.gate.name == "g2" and isinstance(engine, WithSanitizer):
+        return [[suite.kind, suite.name] for suite in engine.sanitizers()], dict(engine.not_sanitized())
     if config.gate.name != "g1":
         return [], {}
     if not isinstance(engine, WithSuites):

@@ -46,7 +46,7 @@ class _Value:
 class Prepared(_Value):
     """What the host knows of the subject and of itself. `prompts` names the folder of the prompts in its cache.
 
-    G1: `suites` are kind and name of each command of the engine's own, `not_tested` what is left out, with reasons.
+    G1 and G2: `suites` are kind and name of each command of the engine's own, `not_tested` what is left out, and why.
     """
 
     subject: Mapping[str, Any]

@@ -9,10 +9,10 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
-from harness import bootstrap, canonical, settings, transport
+from harness import bootstrap, canonical, settings, tools, transport
 from harness.config import Config
 from harness.doctor import link
-from harness.doctor.facts import FOLDERS, TOOLS
+from harness.doctor.facts import TOOLS
 from harness.doctor.table import BAD, OK, Limits, Row, bare_rows, rows
 from harness.engines import registry
 from harness.errors import EXIT_FAIL, EXIT_PASS, HarnessError
@@ -80,7 +80,7 @@ def _question(config: Config) -> dict[str, Any]:
     return {
         "sources": bootstrap.sources().name,
         "tools": TOOLS,
-        "tool_folders": FOLDERS,
+        "tool_folders": tools.FOLDERS,
         "lease_path": config.host.lease_path,
         "state_dir": config.host.state_dir,
     }

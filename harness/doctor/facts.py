@@ -10,7 +10,6 @@ import argparse
 import importlib.metadata
 import os
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import __version__, canonical, lease, ports
+from harness import __version__, canonical, lease, ports, tools
 from harness.errors import HarnessError
 from harness.telemetry import host, nvml, pagecache, probe, procfs
 
@@ -26,8 +25,6 @@ __all__ = ["FORMAT", "TOOLS", "Request", "facts", "limits", "main", "parse_kerne
 
 FORMAT = "nvfp4-gates-facts-v1"
 TOOLS = ("nvidia-smi", "nvcc", "compute-sanitizer", "nsys")
-# Where these tools are put beside a system's search path; the newest folder of each pattern counts.
-FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda-*/bin", "/opt/nvidia/nsight-systems/*/bin", "/usr/local/nvidia/bin")
 PACKAGES = ("numpy", "psutil", "nvidia-ml-py", "uvicorn", "httptools")
 CGROUP = Path("/sys/fs/cgroup")
 CLOCK = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
@@ -53,7 +50,7 @@ def facts(request: Request) -> dict[str, Any]:
         "host": host.snapshot({"state": _existing(request.state_dir)}),
         "clocksource": _text(CLOCK),
         "python": {"executable": sys.executable, "version": platform.python_version(), "packages": _packages()},
-        "tools": {name: _tool(name) for name in TOOLS},
+        "tools": {name: tools.find(name) for name in TOOLS},
         "gpu": _gpu(),
         "lease": _lease(request.lease_path),
         "port": _port(request.port),
@@ -83,12 +80,6 @@ def _packages() -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = None
     return found
-
-
-def _tool(name: str) -> str | None:
-    """Its absolute path, found without running it: nvidia-smi hangs with its driver."""
-    folders = [str(one) for pattern in FOLDERS for one in sorted(Path("/").glob(pattern[1:]), reverse=True)]
-    return shutil.which(name) or shutil.which(name, path=os.pathsep.join(folders))
 
 
 def _gpu() -> dict[str, Any]:

@@ -9,7 +9,18 @@ from typing import Any, Protocol, runtime_checkable
 
 from harness.records import ArmProof, ModelGate, PlanReport, ServerReport, SuiteReport
 
-__all__ = ["Address", "ArmProof", "Engine", "Launch", "ModelGate", "PlanReport", "ServerReport", "Suite", "WithSuites"]
+__all__ = [
+    "Address",
+    "ArmProof",
+    "Engine",
+    "Launch",
+    "ModelGate",
+    "PlanReport",
+    "ServerReport",
+    "Suite",
+    "WithSanitizer",
+    "WithSuites",
+]
 
 
 @dataclass(frozen=True)
@@ -23,7 +34,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class Suite:
-    """A command of the engine's own that G1 runs. `kind`: collect (it counts the tests), suite (it runs them) or build.
+    """A command of the engine's own. `kind`: collect (it counts the tests), suite (it runs them), build, or sanitizer
+    (its kernels under compute-sanitizer).
 
     The name is part of its leg's, and of a file's: letters, digits, dashes.
     """
@@ -102,6 +114,17 @@ class Engine(Protocol):
 
     def model_gate_report(self, log: str) -> ModelGate | None:
         """Counts parsed from that program's output; None when they are not there."""
+
+
+@runtime_checkable
+class WithSanitizer(Protocol):
+    """An engine whose kernels can be run under compute-sanitizer, for G2."""
+
+    def sanitizers(self) -> Sequence[Suite]:
+        """One command a tool, the tool by its absolute path; none where the engine does not compute on a GPU."""
+
+    def not_sanitized(self) -> Mapping[str, str]:
+        """What keeps a GPU's kernels from being checked, with its reason; nothing without a GPU."""
 
 
 @runtime_checkable

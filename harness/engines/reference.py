@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import canonical, process, pytest_log
+from harness import canonical, process, pytest_log, tools
 from harness.engines.base import Address, Launch, Suite
 from harness.errors import UsageError
 from harness.records import ArmProof, ModelGate, PlanReport, ServerReport, SuiteReport
@@ -26,6 +26,9 @@ BACKENDS = ("cpu", "cuda")
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests" / "unit" / "kernels" / "plans"  # the suite of the plan cache
 PYTEST = ("-m", "pytest", "-p", "no:cacheprovider", "-rsfE", "--no-fold-skipped")
+SANITIZER = "compute-sanitizer"
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+SANITIZED = ("1", "3", "5", "18", "23", "31")  # tactics: each schedule and side, small and large tiles
 MODES = {"tests": (), "tests-dev": ("-X", "dev", "-W", "error")}
 NO_NATIVE = "the reference engine's own code on the CPU backend is Python; the native code that it runs is NumPy's"
 NOT_SANITIZED = "the host code of its CUDA library is compiled with warnings as errors, not under a sanitizer"
@@ -194,6 +197,20 @@ class Reference:
         if not architectures:
             found["CUDA build"] = "gate.architectures names none; gate.architectures=[120a,121a] compiles for both"
         return found
+
+    def sanitizers(self) -> Sequence[Suite]:
+        """Edge shapes through a few tactics of each kind, under every tool; a checkout brings the program."""
+        tool = tools.find(SANITIZER)
+        if self._backend != "cuda" or tool is None:
+            return []
+        words = ["--error-exitcode", "9", sys.executable, "-m", "benchmarks.gpu_edges", *SANITIZED]
+        env = {"PYTHONDONTWRITEBYTECODE": "1", **_inherited(self._backend)}
+        return [Suite(name, "sanitizer", Launch([tool, "--tool", name, *words], env, ROOT)) for name in TOOLS]
+
+    def not_sanitized(self) -> Mapping[str, str]:
+        if self._backend != "cuda" or tools.find(SANITIZER) is not None:
+            return {}
+        return {SANITIZER: "not on this host: neither on PATH nor below /usr/local/cuda*/bin"}
 
     def suite_report(self, log: str) -> SuiteReport | None:
         return pytest_log.parse(log)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import verdict
+from gates import g2
+from harness import campaign, sanitizer_log, verdict
+from harness.engines.reference import Reference
 from harness.records import Check, Leg, ModelGate
 from harness.report.summary import summary
-from tests.builders import good_legs, load_report, plan_report, small_plan
+from tests.builders import ALL, SHA, good_legs, load_report, plan_report, small_config, small_plan
 
 PLAN = small_plan("gate=g2", "gate.replays=6", "workload.output_tokens=3")
 OK = [Check("run-ended", "journal", "end", "end", True)]
@@ -87,6 +90,55 @@ def test_what_does_not_hold_fails_the_gate_by_its_name(code: str, name: str, cha
 def test_the_second_model_may_have_plans_of_other_shapes() -> None:
     other = plan_report({(1, 96, 32): 3}, lazy_misses=1, tuning=IDLE)
     assert judged(lambda leg: replace(leg, plans=other), "second-model-A")["outcome"] == "PASS"
+
+
+SANITIZED = campaign.plan(
+    small_config("gate=g2", "gate.replays=6"),
+    subject={"weights_sha256": SHA},
+    capabilities=ALL,
+    host={"hostname": "testhost"},
+    gpu=False,
+    corpus={},
+    frozen_plan_sha256=None,
+    suites=[["sanitizer", "memcheck"], ["sanitizer", "racecheck"]],
+    not_tested={"compute-sanitizer": "not on this host"},
+)
+CLEAN = "========= COMPUTE-SANITIZER\n6 tactics on 4 shapes\n========= ERROR SUMMARY: 0 errors\n"
+RACE = "========= RACECHECK SUMMARY: 3 hazards displayed (1 error, 2 warnings)\n"
+NO_RACE = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
+
+
+def test_sanitizers_come_last_and_a_missing_one_is_named() -> None:
+    assert [leg.name for leg in SANITIZED.legs[-2:]] == ["15-memcheck", "16-racecheck"]
+    assert "compute-sanitizer: not on this host" in "\n".join(SANITIZED.unbinding())
+
+
+@pytest.mark.parametrize(
+    ("log", "counts", "clean"),
+    [
+        (CLEAN, {"errors": 0}, True),
+        (CLEAN.replace("0 errors", "1 error"), {"errors": 1}, False),
+        (RACE, {"errors": 1, "warnings": 2}, False),
+        (NO_RACE, {"errors": 0, "warnings": 0}, True),
+        ("Killed\n", None, False),
+    ],
+)
+def test_a_sanitizer_must_end_with_a_summary_of_nothing(log: str, counts: dict[str, int] | None, clean: bool) -> None:
+    report = sanitizer_log.parse(log)
+    assert (None if report is None else report.counts) == counts
+    leg = Leg("15-memcheck", "sanitizer", "A", None, None, "exit code 0", suite=report)
+    assert [check.ok for check in g2.checks(SANITIZED, [leg]) if check.code == "sanitizer-clean"] == [clean]
+
+
+def test_the_sanitizer_is_called_by_its_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    engine = Reference({"backend": "cuda"}, tmp_path)
+    assert list(engine.sanitizers()[0].launch.argv[:3]) == [str(tool), "--tool", "memcheck"]
+    assert engine.not_sanitized() == {}
+    assert Reference({}, tmp_path).sanitizers() == []
 
 
 def test_without_a_second_model_nothing_is_asked_of_one() -> None:
