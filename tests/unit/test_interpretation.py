@@ -247,28 +247,3 @@ def test_the_arrival_lottery_is_shown_as_shares_of_modes() -> None:
 def test_a_floors_document_survives_its_own_bytes() -> None:
     again = canonical.loads(canonical.dumps(FLOOR))
     assert floor.loads(again, "floor.json").digest == FLOOR["digest"]
-
-
-# Predicates that were retired because they voided good runs. They must not come back.
-
-
-def test_no_gap_count_voids_a_leg_of_merged_chunks() -> None:
-    merged = [
-        replace(leg, requests=tuple(replace(r, chunk_ns=r.chunk_ns[:1] + r.chunk_ns[2:]) for r in leg.requests))
-        if leg.kind == "timed"
-        else leg
-        for leg in good_legs(PLAN)
-    ]
-    assert verdict.compute(PLAN, merged, OK)["outcome"] != "VOID"
-
-
-def test_peak_concurrency_is_of_intervals_and_not_of_whole_second_buckets() -> None:
-    """Strictly sequential requests within one second have a peak of 1, whatever buckets say."""
-    checks = verdict.compute(PLAN, good_legs(PLAN), OK)["checks"]
-    assert {check["seen"] for check in checks if check["code"] == "peak-concurrency"} == {"2"}
-
-
-def test_a_request_without_an_error_is_none_and_an_empty_text_is_one() -> None:
-    """`errors == []` voided a good series, since the client wrote one empty string a request."""
-    fine = verdict.compute(PLAN, good_legs(PLAN), OK)
-    assert all(check["ok"] for check in fine["checks"] if check["code"] == "failed-requests")
