@@ -23,6 +23,7 @@ from harness.errors import EXIT_FAIL, EXIT_PASS, EXIT_USAGE, EXIT_VOID
 from harness.holder import HolderRecord
 from harness.verify import verify
 
+SINGLE_FILE = Path(__file__).resolve().parents[2] / "evidence" / "verify.py"
 VALID = (EXIT_PASS, EXIT_FAIL)
 LIMIT_S = 120.0
 TINY = (
@@ -57,21 +58,23 @@ class Bench:
     def lease(self) -> Path:
         return self.root / "gpu.lock"
 
-    def command(self, *overrides: str, multirun: bool = False) -> list[str]:
+    def command(self, *overrides: str, multirun: bool = False, verb: str = "run") -> list[str]:
         places = (f"host.port={self.port}", f"host.lease_path={self.lease}", f"host.state_dir={self.root / 'state'}")
         more = ("host.lease_timeout_s=1", f"host.cache_dir={self.cache}")
         mode = ["-m"] if multirun else []
-        return [sys.executable, "-m", "harness", "run", *mode, *TINY, *places, *more, *overrides]
+        return [sys.executable, "-m", "harness", verb, *mode, *TINY, *places, *more, *overrides]
 
-    def run(self, *overrides: str, multirun: bool = False, **env: str) -> subprocess.CompletedProcess[str]:
-        command = self.command(*overrides, multirun=multirun)
+    def run(
+        self, *overrides: str, multirun: bool = False, verb: str = "run", limit_s: float = LIMIT_S, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        command = self.command(*overrides, multirun=multirun, verb=verb)
         return subprocess.run(
             command,
             cwd=self.root,
             env={**os.environ, **env},
             capture_output=True,
             text=True,
-            timeout=LIMIT_S,
+            timeout=limit_s,
             check=False,
         )
 
@@ -170,6 +173,10 @@ def test_a_run_ends_with_a_sealed_bundle_that_verifies_and_leaves_nothing(bench:
     )
     assert "signed by the key that was given" in said.stdout, said.stdout
     assert (said.returncode, said.stdout.split(":")[0]) == (done.returncode, outcome)
+    alone = ["env", "-i", sys.executable, "-I", "-S", str(SINGLE_FILE), str(bench.bundle())]
+    bare = subprocess.run(alone, cwd=bench.root, capture_output=True, text=True, check=False)
+    assert (bare.returncode, bare.stderr) == (done.returncode, "")
+    assert bare.stdout.splitlines()[:-1] == said.stdout.splitlines()[:-1]  # the last is on the signature: not asked
     for word in (f"{outcome}: ", "leg 1 of ", "timing", "plan control: PASS", "bundle evidence/g4-", "digest "):
         assert word in done.stdout, done.stdout
     row = json.loads((bench.root / "evidence" / "index.jsonl").read_text())
@@ -183,6 +190,32 @@ def test_a_run_ends_with_a_sealed_bundle_that_verifies_and_leaves_nothing(bench:
     noted = [json.loads(line) for line in (bench.bundle() / "journal.jsonl").read_text().splitlines()]
     assert {"command.json", "plan.json"} <= noted[-1]["files"].keys()
     assert all("leg.json" in event["files"] for event in noted if event["event"] == "leg")
+
+
+@pytest.mark.slow
+def test_a_floor_is_measured_two_runs_are_labelled_by_it_and_joined(bench: Bench) -> None:
+    """The least that shows the whole way: the released rule wants eight campaigns."""
+    few = ("rule.interpretation.min_campaigns=2", "gate.model_gate=false", "gate.sequential_requests=0")
+    made = bench.run(*few, "floor.campaigns=2", "floor.attempts=8", verb="floor", limit_s=4 * LIMIT_S)
+    assert made.returncode == EXIT_PASS, made.stdout + made.stderr
+    folder = next((bench.root / "evidence" / "floors").iterdir())
+    plans, runs = f"engine.plan={folder / 'frozen-plans.json'}", bench.root / "evidence"
+    for _ in range(6):
+        bench.run(*few, plans)
+        valid = [path for path in sorted(runs.glob("g4-*")) if verify(path).outcome in ("PASS", "FAIL")]
+        if len(valid) == 2:
+            break
+    verdicts = [verify(path).verdict for path in valid]
+    assert [verdict["interpretation"]["floor"]["status"] for verdict in verdicts if verdict] == ["used", "used"]
+    out = bench.root / "joint.json"
+    join = [sys.executable, "-m", "harness", "report", "--join", *map(str, valid), "--json", str(out)]
+    said = subprocess.run(join, cwd=bench.root, capture_output=True, text=True, check=False)
+    assert said.returncode == EXIT_PASS, said.stdout + said.stderr
+    found = json.loads(out.read_text())
+    assert sorted(run["bundle"] for run in found["runs"]) == sorted(verify(path).digest for path in valid)
+    assert (found["omitted"], found["campaigns"]) == ([], 2)
+    assert sum(found["counts"].values()) == found["tests"]
+    assert "2 of the 2 valid runs of this plan that are known; none is left out." in said.stdout
 
 
 def test_an_engine_that_dies_under_load_voids_the_run_with_its_log(bench: Bench) -> None:
