@@ -14,7 +14,7 @@ from harness.errors import UsageError
 from harness.process import clean_environment
 from harness.state import cache_dir
 
-__all__ = ["NAME", "call", "identity", "install", "require"]
+__all__ = ["NAME", "call", "identity", "install", "require", "require_texts"]
 
 NAME = "vllm_bench"
 
@@ -44,7 +44,12 @@ def require(config: Config, engine: Engine) -> None:
         )
     if not program.program().is_file():
         raise UsageError("client-not-installed", f"client.executable={program.program()} is no file on this host")
-    if config.workload.tokenizer is None:
+    require_texts(config)
+
+
+def require_texts(config: Config) -> None:
+    """UsageError where the client, which sends texts, would get token ids."""
+    if config.client.name == NAME and config.workload.tokenizer is None:
         raise UsageError(
             "bad-value", "client=vllm_bench sends texts, and prompts are token ids; set workload.tokenizer=engine"
         )

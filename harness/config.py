@@ -225,6 +225,15 @@ class Config:
     floor: FloorConfig = field(default_factory=FloorConfig)
     evidence: EvidenceConfig = field(default_factory=EvidenceConfig)
     signing: SigningConfig = field(default_factory=SigningConfig)
+    rehearse: bool | None = key(
+        "true = rehearse the plan against made processes and start nothing; null = rehearse before the lease is taken; "
+        "false = start without, which the plan says",
+        default=None,
+    )
+    rehearse_dir: str | None = key(
+        "folder in which rehearsals are kept; relative to where the command was started; null = they are removed",
+        default=None,
+    )
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from harness.display import Display
 from harness.ed25519 import PrivateKey, read_private
 from harness.errors import HarnessError, UsageError
 from harness.plan import Plan
+from harness.rehearsal import offline
+from harness.rehearsal.run import Rehearsed, rehearse
 from harness.report.summary import summary
 from harness.sealing import Sealed, seal_run
 from harness.transport.base import LinkLost, Patient, Transport
@@ -48,11 +50,13 @@ class _Order:
     invoked_in: Path
 
 
-def run(config: Config, invoked_in: Path, console: Console, aa: Mapping[str, Any] | None = None) -> Sealed:
-    """Run one campaign to its sealed bundle. UsageError before anything is started.
+def run(config: Config, invoked_in: Path, console: Console, aa: Mapping[str, Any] | None = None) -> Sealed | Rehearsed:
+    """Run one campaign to its sealed bundle, or rehearse it (`rehearse=true`). UsageError before anything is started.
 
     `aa` makes it a campaign of an A/A floor, as `campaign.plan` takes it.
     """
+    if config.rehearse:
+        return _only_rehearsed(config, invoked_in, console)
     root = _root(config, invoked_in)
     signer = _signer(config, invoked_in)
     with closing(transport.connect(config.host)) as link, Display(console) as display:
@@ -65,6 +69,8 @@ def run(config: Config, invoked_in: Path, console: Console, aa: Mapping[str, Any
         floors = [] if aa is not None else floor_store.choose(config.floor, root, invoked_in, plan)
         if floors:
             plan = replace(plan, floor={"digests": [floor["digest"] for floor in floors]})
+        if config.rehearse is False:
+            plan = replace(plan, rehearsal=False)
         display.note(f"candidate against baseline: {'; '.join(plan.difference) or 'identical arms'}")
         if aa is None:
             display.note(f"interpreted by {len(floors)} floor" if floors else NO_FLOOR)
@@ -76,9 +82,35 @@ def run(config: Config, invoked_in: Path, console: Console, aa: Mapping[str, Any
         if name is not None:
             display.note(f"attaching to the unfinished run {name} of the same plan")
         else:
-            name = _start(_Order(config, plan, prepared, document, floors, link, invoked_in), display)
+            order = _Order(config, plan, prepared, document, floors, link, invoked_in)
+            _rehearse(order, display)
+            name = _start(order, display)
         sealed = _finish(config, name, link, display, root)
     return _closed(sealed, signer, console, invoked_in)
+
+
+def _only_rehearsed(config: Config, invoked_in: Path, console: Console) -> Rehearsed:
+    """Without the host: what it would say is made up, and so are the bundles of a grid that names none."""
+    document = _document(config, invoked_in)
+    plan = _checked(_planned(config, document, offline.prepared(config), None), None)
+    if config.gate.name == "g5":
+        prerequisites.read(config.gate, invoked_in)
+        plan = replace(plan, prerequisites=offline.prerequisites(config.gate.second_model))
+    done = rehearse(config, plan, document=document, floors=[], invoked_in=invoked_in)
+    for line in done.lines():
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return done
+
+
+def _rehearse(order: _Order, display: Display) -> None:
+    """All of the plan against made processes, before a lease is asked for. UsageError `rehearsal` starts nothing."""
+    if order.config.rehearse is False:
+        display.note("not rehearsed: rehearse=false")
+        return
+    display.note("rehearsing the plan against made processes")
+    done = rehearse(order.config, order.plan, document=order.document, floors=order.floors, invoked_in=order.invoked_in)
+    for line in done.lines():
+        display.note(line)
 
 
 def attach(config: Config, name: str, invoked_in: Path, console: Console) -> Sealed:
@@ -147,7 +179,11 @@ def _plan(
     except LinkLost as error:
         raise UsageError("unreachable", f"{error.message}; nothing was started") from error
     prepared = Prepared.from_json(answer)
-    plan = campaign.plan(
+    return _checked(_planned(config, document, prepared, aa), aa), prepared
+
+
+def _planned(config: Config, document: bytes | None, prepared: Prepared, aa: Mapping[str, Any] | None) -> Plan:
+    return campaign.plan(
         config,
         subject=prepared.subject,
         capabilities=prepared.capabilities,
@@ -159,6 +195,10 @@ def _plan(
         suites=prepared.suites,
         not_tested=prepared.not_tested,
     )
+
+
+def _checked(plan: Plan, aa: Mapping[str, Any] | None) -> Plan:
+    """The plan itself. UsageError where the arms are no comparison."""
     if aa is None and not plan.difference:
         raise UsageError("same-arms", "engine.candidate and engine.baseline are the same; set what the change is")
     if len(plan.difference) > 1 and not plan.stacked:
@@ -167,7 +207,7 @@ def _plan(
             f"the arms differ in {len(plan.difference)} levers ({'; '.join(plan.difference)}); "
             "change one, or say gate.stacked=true",
         )
-    return plan, prepared
+    return plan
 
 
 def _unfinished(config: Config, plan: Plan, link: Transport, root: Path) -> str | None:

@@ -35,6 +35,9 @@ def make(config: Config, invoked_in: Path, console: Console, run: Measure | None
     UsageError when the stopping rule is another than at the start, when host or baseline changed in between, or when
     the attempts are used up. A floor that is sealed and still fresh is returned as it is.
     """
+    if config.rehearse:
+        mend = "`run` rehearses any gate, and the campaigns of a floor are rehearsed by themselves"
+        raise UsageError("bad-value", f"rehearse=true is for `run`: {mend}")
     if not config.rule.interpretation:
         raise UsageError("no-interpretation", f"rule {config.rule.name} version {config.rule.version} uses no floor")
     aa = _same_arms(config)

@@ -74,6 +74,8 @@ def read_run(root: Path) -> Run:
     if found.verdict is None or found.outcome == "TAMPERED":
         raise UsageError("bad-bundle", f"{root}: {found.faults[0]}; a floor takes sealed bundles only")
     plan = Plan.from_bytes((root / "plan.json").read_bytes())
+    if plan.rehearsal:
+        raise UsageError("bad-bundle", f"{root} is a rehearsal: nothing was measured; a floor takes measured runs only")
     events = journal.parse((root / "journal.jsonl").read_bytes())
     started = next((str(event["utc"]) for event in events if event["event"] == "start"), "")
     pairs: dict[Pair, list[Leg]] = {}

@@ -13,7 +13,7 @@ from harness.rule import altered
 __all__ = ["FORMAT", "Arm", "LegPlan", "NotApplicable", "Plan", "leg_order", "partition", "prompts_digest"]
 
 FORMAT = "nvfp4-gates-plan-v1"
-LATER = ("aa", "floor", "prerequisites")
+LATER = ("aa", "floor", "prerequisites", "rehearsal")
 ORDERS = {"seed": ("AB", "BA", "AB"), "abba": ("AB", "BA", "BA", "AB"), "fixed": ("AB",)}
 
 
@@ -73,6 +73,7 @@ class Plan:
     aa: Mapping[str, Any] | None = None  # a campaign of an A/A floor: its number, and the pairs it still lacks
     floor: Mapping[str, Any] | None = None  # the floors by which the verdict is interpreted, by their digests
     prerequisites: Mapping[str, Any] | None = None  # G5: the sealed bundles it stands on, and whether it was overridden
+    rehearsal: bool | None = None  # true: this is a rehearsal; false: started without one (`rehearse=false`)
 
     def requests(self, concurrency: int) -> int:
         return int(self.workload["points"][str(concurrency)])
@@ -107,6 +108,8 @@ class Plan:
     def unbinding(self) -> list[str]:
         """Why a verdict on this plan cannot bind; empty when it can."""
         reasons = [f"{item.what}: {item.reason}" for item in self.not_applicable]
+        if self.rehearsal:
+            reasons.append("this is a rehearsal against made processes: nothing was measured")
         if not self.workload["binding"]:
             reasons.append(f"workload {self.workload['name']} is a rehearsal")
         if self.rule["order"] == "fixed":

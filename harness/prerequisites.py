@@ -30,6 +30,7 @@ class Proof:
     digest: str
     about: Mapping[str, Any]
     authorises: Sequence[str] = ()
+    rehearsal: bool = False
 
 
 def read(gate: GateConfig, invoked_in: Path) -> list[Proof]:
@@ -42,6 +43,8 @@ def read(gate: GateConfig, invoked_in: Path) -> list[Proof]:
         seen[proof.gate] = proof
         if proof.gate not in needed(gate.second_model):
             _refuse(f"{proof.path} is of {proof.gate.upper()}; this grid stands on {_names(needed(gate.second_model))}")
+        if proof.rehearsal:
+            _refuse(f"{proof.path} is a rehearsal of {proof.gate.upper()}: nothing was measured; run that gate")
         if proof.outcome != "PASS":
             _refuse(f"{proof.path} is {proof.outcome} of {proof.gate.upper()}, not PASS; {MEND}")
         if proof.gate == "g5" and gate.second_model not in proof.authorises:
@@ -101,7 +104,8 @@ def _read(root: Path) -> Proof:
         verdict: Mapping[str, Any] = found.verdict or {}
         binding = bool(verdict.get("binding"))
         authorises = tuple((plan.get("prerequisites") or {}).get("authorises", ()))
-        return Proof(str(root), str(plan["gate"]), found.outcome, binding, found.digest, about(plan), authorises)
+        rehearsal, gate = bool(plan.get("rehearsal")), str(plan["gate"])
+        return Proof(str(root), gate, found.outcome, binding, found.digest, about(plan), authorises, rehearsal)
     except (HarnessError, OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, UsageError) and error.code == "prerequisites":
             raise

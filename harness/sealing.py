@@ -29,6 +29,10 @@ class Sealed:
     def exit_code(self) -> int:
         return EXITS[self.verdict["outcome"]]
 
+    @property
+    def told(self) -> str:
+        return f"{self.verdict['outcome']} {self.path.name}"
+
 
 def seal_run(name: str, packed: Packed, transport: Transport, root: Path) -> Sealed:
     """Fetch the raw files under the evidence root, judge them, seal them, and record the attempt.

@@ -90,8 +90,8 @@ def job(composed: DictConfig) -> int:
     outcome: dict[str, Any]
     began = _now()
     try:
-        sealed = run(typed(composed), invoked_in, terminal())
-        outcome = {"exit": sealed.exit_code, "message": f"{sealed.verdict['outcome']} {sealed.path.name}"}
+        done = run(typed(composed), invoked_in, terminal())
+        outcome = {"exit": done.exit_code, "message": done.told}
     except HarnessError as error:
         outcome = {"exit": error.exit_code, "message": f"{error.code}: {error.message}"}
     except Exception as error:

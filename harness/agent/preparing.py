@@ -16,7 +16,7 @@ from harness.errors import HarnessError, UsageError
 from harness.state import cache_dir
 from harness.telemetry import host, probe
 
-__all__ = ["install", "prepare", "prompts_folder"]
+__all__ = ["install", "prepare", "prompts_folder", "suites_of"]
 
 IDENTITY = ("hostname", "kernel", "machine", "cpu_model", "cores", "usable_cores", "mem_total_kib", "python")
 
@@ -31,7 +31,7 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
         )
     for arm in (config.engine.candidate, config.engine.baseline):
         engine.launch(asdict(arm), config.host.port, None, True)  # refuses flags that the engine does not know
-    suites, not_tested = _suites(config, engine)
+    suites, not_tested = suites_of(config, engine)
     engine.prepare()
     second = registry.second(config.engine, cache_dir(config.host)) if config.gate.name == "g2" else None
     if second is not None:
@@ -57,7 +57,7 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
     ).to_json()
 
 
-def _suites(config: Config, engine: Engine) -> tuple[list[list[str]], dict[str, str]]:
+def suites_of(config: Config, engine: Engine) -> tuple[list[list[str]], dict[str, str]]:
     """The engine's own commands that G1 and G2 run, and what they leave out; nothing for other gates.
 
     UsageError `no-suites` for an engine without tests of its own in G1.

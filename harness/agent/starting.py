@@ -23,7 +23,7 @@ from harness.errors import UsageError
 from harness.keeper import KeeperPlan
 from harness.state import RunState, cache_dir, state_dir, write_atomic
 
-__all__ = ["find", "start"]
+__all__ = ["find", "lay_out", "start"]
 
 GIVEN = "given.json"  # the user's plan document, as it was when the run was started
 
@@ -53,7 +53,7 @@ def start(request: Mapping[str, Any]) -> dict[str, Any]:
             ports.require_free(config.host.port, "host.port")
             shutil.rmtree(state.root, ignore_errors=True)
             try:
-                _write(state, config, request)
+                lay_out(state, config, request)
                 _launch(state, config.host)
             except BaseException:
                 if keeper.read_state(state.root) is None:
@@ -76,7 +76,8 @@ def _lock(host: HostConfig) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _write(state: RunState, config: Config, request: Mapping[str, Any]) -> None:
+def lay_out(state: RunState, config: Config, request: Mapping[str, Any]) -> None:
+    """The folder of a run, as `start` leaves it to the keeper; `request` is that of `start`."""
     state.root.mkdir(mode=0o700)  # run.json holds the arms' secrets
     state.bundle.mkdir()
     prompts = prompts_folder(config.host, request["prompts"])

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         spec = read_spec(Path(arguments[0]))
         result = run_load(spec.target, read_prompts(spec.prompts_file), _print_progress)
-        _write(spec.out_dir, result)
+        write(spec.out_dir, result)
     except UsageError as error:
         print(f"{error.code}: {error.message}", file=sys.stderr)
         return EXIT_USAGE
@@ -42,7 +42,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _write(out_dir: Path, result: LoadResult) -> None:
+def write(out_dir: Path, result: LoadResult) -> None:
+    """The files of one series. UsageError `bad-spec` where the folder cannot be written."""
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         (out_dir / "requests.jsonl.gz").write_bytes(gzip_rows(record.to_json() for record in result.records))

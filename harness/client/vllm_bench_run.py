@@ -15,6 +15,7 @@ from typing import Any
 
 from harness import canonical
 from harness.client.__main__ import gzip_rows
+from harness.client.load import Prompt
 from harness.client.spec import Spec, read_prompts, read_spec
 from harness.client.vllm_bench import Series, arguments, read_result
 from harness.errors import EXIT_BUG, EXIT_USAGE, HarnessError, UsageError
@@ -55,10 +56,15 @@ def run(spec: Spec, bench: dict[str, Any]) -> None:
     done = subprocess.run(argv, env=bench["env"], stdin=subprocess.DEVNULL, check=False, timeout=target.deadline_s)
     if done.returncode != 0 or not result.is_file():
         raise HarnessError("bench-failed", f"vllm bench serve ended with status {done.returncode}; its lines are above")
-    document = json.loads(result.read_bytes())
+    keep(spec, series, prompts)
+
+
+def keep(spec: Spec, series: Series, prompts: Sequence[Prompt]) -> None:
+    """The client's result, which lies in the spec's folder, turned into our files beside it."""
+    document = json.loads((spec.out_dir / RESULT).read_bytes())
     report, records = read_result(document, series, prompts)
     (spec.out_dir / "requests.jsonl.gz").write_bytes(gzip_rows(record.to_json() for record in records))
-    if target.keep_text:
+    if spec.target.keep_text:
         rows = [{"index": item.index, "text": text, "token_ids": None} for item, text in _texts(records, document)]
         (spec.out_dir / "texts.jsonl").write_bytes(b"".join(map(canonical.dumps, rows)))
     (spec.out_dir / "load.json").write_bytes(canonical.dumps(report.to_json()))

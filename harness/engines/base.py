@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,6 +16,8 @@ __all__ = [
     "Launch",
     "ModelGate",
     "PlanReport",
+    "Rehearsing",
+    "Said",
     "ServerReport",
     "Suite",
     "WithSanitizer",
@@ -139,3 +141,21 @@ class WithSuites(Protocol):
 
     def suite_report(self, log: str) -> SuiteReport | None:
         """Counts and names parsed from such a command's output; None when it has no end."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one healthy process of an engine would leave: its log, what it would answer by path (/metrics and the
+    adapter's pages), and the plan document that a seed would save."""
+
+    log: str = ""
+    answers: Mapping[str, str] = field(default_factory=dict)
+    document: bytes | None = None
+
+
+@runtime_checkable
+class Rehearsing(Protocol):
+    """An engine that can say, without its program, what its processes say; `harness.rehearsal` then reads that back."""
+
+    def rehearsed(self, kind: str, arm: Mapping[str, Any], plan: Path | None) -> Said:
+        """For a leg of `kind`. `plan` is the document that the process reads; of a seed, none is there yet."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import canonical
-from harness.engines.base import Address, Launch
+from harness.engines.base import Address, Launch, Said
 from harness.engines.environment import Environment, Installed
 from harness.errors import UsageError
 from harness.records import ArmProof, ModelGate, PlanReport, ServerReport
@@ -146,6 +146,9 @@ class LlamaCpp:
     def proof_paths(self) -> Sequence[str]:
         """/props says the number of slots outright; /metrics only how many were busy, which is 1 for lone requests."""
         return ("/props",)
+
+    def rehearsed(self, kind: str, arm: Mapping[str, Any], plan: Path | None) -> Said:
+        return Said(answers={"/props": json.dumps({"total_slots": _flags(arm).get("slots", SLOTS.default)})})
 
     def arm_proof(self, arm: Mapping[str, Any], log: str, metrics: str) -> ArmProof | None:
         """Slots from /props where its body follows the /metrics text, else from the mean of busy slots a decode."""

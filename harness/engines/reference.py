@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import sys
@@ -11,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from harness import canonical, process, pytest_log, tools
-from harness.engines.base import Address, Launch, Suite
+from harness.engines.base import Address, Launch, Said, Suite
 from harness.errors import UsageError
 from harness.records import ArmProof, ModelGate, PlanReport, ServerReport, SuiteReport
 
-__all__ = ["Reference", "read_model_gate", "read_plans"]
+__all__ = ["MODEL_GATE_SAID", "Reference", "plans_said", "read_model_gate", "read_plans"]
 
 MODEL = "gate"
 DIRECT = "VT_FP4_DIRECT_SF"
@@ -32,6 +33,16 @@ SANITIZED = ("1", "3", "5", "18", "23", "31")  # tactics: each schedule and side
 MODES = {"tests": (), "tests-dev": ("-X", "dev", "-W", "error")}
 NO_NATIVE = "the reference engine's own code on the CPU backend is Python; the native code that it runs is NumPy's"
 NOT_SANITIZED = "the host code of its CUDA library is compiled with warnings as errors, not under a sanitizer"
+MODEL_GATE_SAID = """[doctest] test cases: 4 | 4 passed | 0 failed | 0 skipped
+[doctest] assertions: 20 | 20 passed | 0 failed
+stream 16/16 token-exact
+"""
+SUITES_SAID = {
+    "collect": "5 tests collected in 0.01s\n",
+    "suite": "5 passed in 0.01s\n",
+    "build": "compiled\n",
+    "sanitizer": "========= ERROR SUMMARY: 0 errors\n",
+}
 WRITTEN_BY = ("nvfp4.py", "serve/tokenizer.py", "serve/weights.py")  # an edit of these makes other weights
 
 
@@ -143,7 +154,7 @@ class Reference:
         swizzles, gemms = _counter(metrics, "nvfp4_standalone_swizzles_total"), _counter(metrics, "nvfp4_gemms_total")
         if swizzles is None or gemms is None:
             return ArmProof(False, "no counters in /metrics", "nvfp4_standalone_swizzles_total and nvfp4_gemms_total")
-        direct = str(arm["env"].get(DIRECT, "1")).lower() not in ("0", "false", "off")
+        direct = _direct(arm)
         seen = f"{swizzles:.0f} standalone swizzles, {gemms:.0f} GEMMs"
         required = "fewer swizzles than GEMMs (direct)" if direct else "a swizzle for every GEMM (composed)"
         active = swizzles < gemms if direct else swizzles >= gemms > 0
@@ -214,6 +225,51 @@ class Reference:
 
     def suite_report(self, log: str) -> SuiteReport | None:
         return pytest_log.parse(log)
+
+    def rehearsed(self, kind: str, arm: Mapping[str, Any], plan: Path | None) -> Said:
+        if kind in SUITES_SAID:
+            return Said(SUITES_SAID[kind])
+        said = plans_said(kind, plan)
+        if kind == "model-gate":
+            return Said(said.log + MODEL_GATE_SAID)
+        gemms = 64
+        counted = {"nvfp4_standalone_swizzles_total": 4 if _direct(arm) else gemms, "nvfp4_gemms_total": gemms}
+        metrics = said.answers["/metrics"] + "".join(f"{name} {value}\n" for name, value in counted.items())
+        return Said(said.log, {"/metrics": metrics}, said.document)
+
+
+def _direct(arm: Mapping[str, Any]) -> bool:
+    return str(arm["env"].get(DIRECT, "1")).lower() not in ("0", "false", "off")
+
+
+def plans_said(kind: str, plan: Path | None, delay_us: int = 0) -> Said:
+    """Plan lines, plan counters and a seed's document for a rehearsal: the plans of `plan`, or the oracle's shapes."""
+    from kernels.backends import cpu
+    from kernels.plans import document, log, oracle
+    from kernels.plans.selected import selected_lines
+    from kernels.plans.settings import Settings
+
+    metadata, ids = cpu.metadata(Settings.from_env({})), sorted(tactic.id for tactic in cpu.CPU_TACTICS)
+    chosen = {shape: ids[tactic % len(ids)] for shape, tactic in oracle.plans().items()}
+    if plan is not None and plan.is_file():
+        rows = json.loads(plan.read_bytes())["plans"]
+        chosen = {(row["m_bucket"], row["n"], row["k"]): row["tactic_id"] for row in rows}
+    seed, count = kind == "seed", len(chosen)
+    mode, loaded, tuned = ("read-write", 0, count) if seed else ("read-only", count, 0)
+    common: dict[str, Any] = {"mode": mode, "rejected": 0, "selected": count, "metadata": metadata.fingerprint()}
+    lines = (
+        log.prepared_line(**common, native=plan, flashinfer=None, loaded=(0, loaded), delay_us=delay_us),
+        log.complete_line(**common, loaded=loaded, tuned=tuned, saved=tuned),
+        selected_lines((*shape, tactic) for shape, tactic in chosen.items()).rstrip("\n"),
+        log.warmup_line(2048, count, tuned, count),
+    )
+    candidates = len(ids) * tuned
+    timed = {"candidates": 1, "warmups": metadata.warmups, "delays": int(delay_us > 0), "timed": metadata.repeats}
+    counters = {"lazy_misses": 0, **{f"tuning_{name}": candidates * factor for name, factor in timed.items()}}
+    metrics = "".join(f"nvfp4_{name}_total {value}\n" for name, value in counters.items())
+    keys = {document.key_for(metadata, *shape): tactic for shape, tactic in chosen.items()}
+    saved = document.serialise(metadata, cpu.CPU_TACTICS, keys) if seed else None
+    return Said("\n".join(lines) + "\n", {"/metrics": metrics}, saved)
 
 
 def read_plans(log: str, metrics: str) -> PlanReport | None:

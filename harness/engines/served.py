@@ -10,7 +10,7 @@ from typing import Any
 from gates import servers
 from harness import canonical
 from harness.engines import flags as flag
-from harness.engines.base import Address, Launch
+from harness.engines.base import Address, Launch, Said
 from harness.errors import UsageError
 from harness.records import ArmProof, ModelGate, PlanReport, ServerReport
 
@@ -156,6 +156,13 @@ class Served:
 
     def model_gate_report(self, log: str) -> ModelGate | None:
         return None
+
+    def rehearsed(self, kind: str, arm: Mapping[str, Any], plan: Path | None) -> Said:
+        return Said()
+
+    def set_flags(self, arm: Mapping[str, Any]) -> dict[str, Any]:
+        """Flags of an arm that are not left to the server: what a rehearsed one says back."""
+        return {name: value for name, value in self.merged(arm).items() if value is not None}
 
 
 def report(

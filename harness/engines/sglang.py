@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.engines import flags as flag
+from harness.engines.base import Said
 from harness.engines.served import SERVED_AS, Served, json_line
 
 __all__ = ["Sglang"]
@@ -40,6 +42,10 @@ class Sglang(Served):
     def proof_paths(self) -> Sequence[str]:
         """The page has two names, by version; the one that is not there answers 404 and is passed over."""
         return ("/server_info", "/get_server_info")
+
+    def rehearsed(self, kind: str, arm: Mapping[str, Any], plan: Path | None) -> Said:
+        page = {"model_path": str(self._model()), **self.set_flags(arm)}
+        return Said(answers={self.proof_paths()[0]: json.dumps(page)})
 
     def resolved(self, log: str, metrics: str) -> tuple[str, dict[str, Any]]:
         page = json_line(metrics, "model_path")

@@ -6,6 +6,7 @@ The development mode is on for one read-only page, /server_info: it alone says e
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from harness import canonical
 from harness.engines import flags as flag
 from harness.engines import tiny_hf
+from harness.engines.base import Said
 from harness.engines.environment import Environment, Installed
 from harness.engines.served import SERVED_AS, Served, json_line
 from harness.errors import UsageError
@@ -31,6 +33,7 @@ ABSENT = (
     "it needs PyTorch's CPU build of torch, which PyPI does not hold: set PIP_EXTRA_INDEX_URL to PyTorch's CPU index, "
     "or PIP_FIND_LINKS to a folder with that wheel"
 )
+SERVER_INFO = "/server_info?config_format=json"
 RENAMED = {"kv_cache_dtype": "cache_dtype"}  # a flag's name in /server_info where it is another
 NON_DEFAULT = re.compile(r"non-default args: (\{.*\})")
 SCHEDULING = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
@@ -127,7 +130,12 @@ class Vllm(Served):
         return [*interpreter, str(self.program()), "serve", str(self._model()), *fixed, *flag.command_line(flags)]
 
     def proof_paths(self) -> Sequence[str]:
-        return ("/server_info?config_format=json",)
+        return (SERVER_INFO,)
+
+    def rehearsed(self, kind: str, arm: Mapping[str, Any], plan: Path | None) -> Said:
+        flags = {RENAMED.get(name, name): value for name, value in self.set_flags(arm).items()}
+        page = {"vllm_config": {"async_scheduling": False, **flags}, "vllm_env": self.environment(arm)}
+        return Said(answers={SERVER_INFO: json.dumps(page)})
 
     def resolved(self, log: str, metrics: str) -> tuple[str, dict[str, Any]]:
         """/server_info first, then the log's line of arguments that are not defaults."""

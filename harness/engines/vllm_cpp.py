@@ -14,8 +14,8 @@ from typing import Any
 
 from harness import canonical
 from harness.engines import flags as flag
-from harness.engines.base import Launch
-from harness.engines.reference import read_model_gate, read_plans
+from harness.engines.base import Launch, Said
+from harness.engines.reference import MODEL_GATE_SAID, plans_said, read_model_gate, read_plans
 from harness.engines.served import CAPABILITIES, SERVED_AS, Served, report
 from harness.errors import UsageError
 from harness.records import ArmProof, ModelGate, PlanReport, ServerReport
@@ -150,6 +150,18 @@ class VllmCpp(Served):
 
     def model_gate_report(self, log: str) -> ModelGate | None:
         return read_model_gate(log)
+
+    def rehearsed(self, kind: str, arm: Mapping[str, Any], plan: Path | None) -> Said:
+        flags, plans = self.merged(arm), plans_said(kind, plan, int(SETTINGS["VT_FP4_AUTOTUNE_DELAY_US"]))
+        if kind == "model-gate":
+            return Said(plans.log + MODEL_GATE_SAID)
+        began = (
+            "vllm.cpp: Asynchronous scheduling is enabled (max_concurrent_batches=2)\n"
+            "vllm.cpp: warming FlashInfer-parity NVFP4 profiles at "
+            f"{flags['max_num_batched_tokens']} tokens before serving\n"
+        )
+        serving = f"HTTP worker pool {flags['max_num_seqs'] + SPARE_WORKERS} fixed\n"
+        return Said(began + plans.log + serving, document=plans.document)
 
 
 CACHE, LOG, COMMANDS = "CMakeCache.txt", "configure.log", "compile_commands.json"

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from harness import canonical, index
-from harness.errors import EXIT_PASS, EXITS, UsageError
+from harness.errors import EXIT_PASS, EXITS, HarnessError, UsageError
 from harness.report import compare, html, joint, joint_pages, junit, pull_request
 from harness.report import evidence as evidence_module
 from harness.report.evidence import Evidence
 from harness.verify import verify
 
-__all__ = ["run"]
+__all__ = ["pages", "run"]
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 
@@ -45,6 +45,19 @@ def _report(options: argparse.Namespace) -> int:
     if options.junit is not None:
         _write(options.junit, junit.render(found))
     return _tell(options, text)
+
+
+def pages(root: Path) -> dict[str, str]:
+    """Every page of the bundle at `root` by file name. HarnessError `tampered` where it is not as it was sealed."""
+    found = _read(root)
+    if isinstance(found, list):
+        raise HarnessError("tampered", f"{root}: {'; '.join(found)}")
+    attempts, doubts = _attempts(root, found)
+    return {
+        "report.md": pull_request.render(found, attempts, doubts),
+        "report.html": html.render(found, attempts, doubts),
+        "junit.xml": junit.render(found),
+    }
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 
+from harness.axes import LADDER
 from harness.report import words
 from harness.report.evidence import Evidence, Row
 from harness.report.summary import ratio_words, reason_lines
@@ -54,7 +55,8 @@ def _said(text: str) -> str:
 
 
 def _miss(evidence: Evidence, row: Row) -> str:
-    judged = next(item for item in evidence.verdict["axes"] if (item["concurrency"], item["name"]) == row.key)
+    axes = evidence.verdict["axes"]
+    judged = next(item for item in axes if (item["concurrency"] or LADDER, item["name"]) == row.key)
     return f"{ratio_words(judged)}; {row.label or 'not interpreted'}"
 
 

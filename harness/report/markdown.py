@@ -53,6 +53,7 @@ def _head(plan: Plan, verdict: Mapping[str, Any]) -> list[str]:
             "A gate of checks: nothing is timed, and every check must hold. `python -m harness verify` recomputes this "
             "page.",
             "",
+            *_rehearsed(plan),
         ]
     return [
         f"# {plan.gate.upper()} of {plan.engine}: {verdict['outcome']} ({binding})",
@@ -61,8 +62,14 @@ def _head(plan: Plan, verdict: Mapping[str, Any]) -> list[str]:
         f"{plan.repetitions} repetitions, at least {plan.rule['threshold']} on every axis. Arm A is the candidate, B "
         "is the baseline; a ratio above 1 means that A is better. `python -m harness verify` recomputes this page.",
         "",
+        *_rehearsed(plan),
         *_overridden(plan),
     ]
+
+
+def _rehearsed(plan: Plan) -> list[str]:
+    said = "**A rehearsal against made processes: nothing was measured, and no number here means anything.**"
+    return [said, ""] if plan.rehearsal else []
 
 
 def _overridden(plan: Plan) -> list[str]:
