@@ -118,6 +118,14 @@ def test_the_whole_grid_is_rehearsed_with_the_seeds_workload(tmp_path: Path) -> 
     assert "38 legs, 2,016 requests, 124 axes" in said
 
 
+def test_a_sanitizer_that_is_on_the_host_is_rehearsed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.tools.find", lambda name: f"/opt/{name}")
+    done, _ = rehearsed(tmp_path, "gate=g2", "engine.options.backend=cuda")
+    clean = [check for check in done.verdict["checks"] if check["code"] == "sanitizer-clean"]
+    assert len(clean) == 4
+    assert done.verdict["outcome"] == "PASS"
+
+
 def test_the_vllm_clients_result_is_read_by_the_code_that_reads_the_real_one(tmp_path: Path) -> None:
     done, _ = rehearsed(tmp_path, "client=vllm_bench", "engine=vllm_cpu", "workload.tokenizer=engine", *GATES["g4"])
     assert "client lag" in {item["what"] for item in done.verdict["not_applicable"]}
