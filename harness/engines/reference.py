@@ -242,6 +242,15 @@ def _direct(arm: Mapping[str, Any]) -> bool:
     return str(arm["env"].get(DIRECT, "1")).lower() not in ("0", "false", "off")
 
 
+def _given(plan: Path) -> dict[tuple[int, int, int], int] | None:
+    """The plans of a document; None for what is none: whether it fits is for the engine to say, not for a rehearsal."""
+    try:
+        rows = json.loads(plan.read_bytes())["plans"]
+        return {(int(row["m_bucket"]), int(row["n"]), int(row["k"])): int(row["tactic_id"]) for row in rows}
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
 def plans_said(kind: str, plan: Path | None, delay_us: int = 0) -> Said:
     """Plan lines, plan counters and a seed's document for a rehearsal: the plans of `plan`, or the oracle's shapes."""
     from kernels.backends import cpu
@@ -250,10 +259,8 @@ def plans_said(kind: str, plan: Path | None, delay_us: int = 0) -> Said:
     from kernels.plans.settings import Settings
 
     metadata, ids = cpu.metadata(Settings.from_env({})), sorted(tactic.id for tactic in cpu.CPU_TACTICS)
-    chosen = {shape: ids[tactic % len(ids)] for shape, tactic in oracle.plans().items()}
-    if plan is not None and plan.is_file():
-        rows = json.loads(plan.read_bytes())["plans"]
-        chosen = {(row["m_bucket"], row["n"], row["k"]): row["tactic_id"] for row in rows}
+    made = {shape: ids[tactic % len(ids)] for shape, tactic in oracle.plans().items()}
+    chosen = (None if plan is None else _given(plan)) or made
     seed, count = kind == "seed", len(chosen)
     mode, loaded, tuned = ("read-write", 0, count) if seed else ("read-only", count, 0)
     common: dict[str, Any] = {"mode": mode, "rejected": 0, "selected": count, "metadata": metadata.fingerprint()}

@@ -143,6 +143,13 @@ def test_a_given_plan_document_is_the_one_that_every_leg_loads(tmp_path: Path) -
     assert done.verdict["plan_control"] == "PASS"
 
 
+@pytest.mark.parametrize("text", ["no JSON", "[]", '{"_metadata": {"format": "other"}, "plans": []}'])
+def test_whether_a_plan_document_fits_is_for_the_engine_to_say(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plans.json").write_text(text)
+    done, _ = rehearsed(tmp_path, *GATES["g4"], "engine.plan=plans.json")
+    assert done.exit_code == EXIT_PASS
+
+
 def test_every_kind_of_leg_can_be_rehearsed() -> None:
     assert set(leg.RUNNERS) == KINDS
 
