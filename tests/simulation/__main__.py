@@ -39,6 +39,7 @@ WORLDS = {
 }
 TPOT = next(i for i, axis in enumerate(AXES) if (axis.concurrency, axis.name) == (16, "mean_tpot_ms"))
 EFFECT = math.log1p(-0.01)
+LOOKS = 30  # campaigns of a series that is looked at after each: what an axis asks for in the published world
 MOST = 120  # campaigns drawn for one trial's power; a label that asks for more counts as not found
 SAMPLE = 5  # trials a chunk that the screen excluded and the product judges all the same
 
@@ -146,6 +147,27 @@ def power_chunk(world: World, campaigns: int, effect: float, count: int, number:
     return found
 
 
+def stopping_chunk(world: World, campaigns: int, count: int, number: int) -> tuple[int, int]:
+    """Of `count` series of LOOKS campaigns of identical arms: how many have a false REAL at the end, and at any."""
+    rng = np.random.default_rng([SEED, 3, campaigns, number])
+    at_the_end = at_any = 0
+    for _ in range(count):
+        floor = trials.draw(_library(), world, (1, campaigns), rng)
+        value = trials.floor_of(floor.whole[0], floor.pairs[0])
+        series = trials.draw(_library(), world, (1, LOOKS), rng)
+        looks = (list(series.whole[0][: last + 1]) for last in range(LOOKS))
+        found = [
+            any(
+                row["label"].startswith("REAL")
+                for row in trials.product_rows(value, look, series.pairs[0, 0], _terms())
+            )
+            for look in looks
+        ]
+        at_the_end += found[-1]
+        at_any += any(found)
+    return at_the_end, at_any
+
+
 def _hit(rows: Sequence[dict[str, Any]]) -> bool:
     return str(rows[TPOT]["label"]) == "REAL" and rows[TPOT]["direction"] == "worse"
 
@@ -228,6 +250,21 @@ def power_table(pool: ProcessPoolExecutor, count: int) -> list[str]:
     return lines
 
 
+def stopping(pool: ProcessPoolExecutor, count: int) -> list[str]:
+    lines = [
+        f"| identical arms | floor | series | any false REAL after {LOOKS} campaigns | after any of {LOOKS} looks |",
+        "|---|---|---|---|---|",
+    ]
+    for name in ("published", "calm"):
+        found = _spread_over(pool, partial(stopping_chunk, WORLDS[name], CAMPAIGNS[0], 10), count // 10)
+        ends, anywhere = (sum(item[side] for item in found) for side in (0, 1))
+        lines.append(
+            f"| {name} | {CAMPAIGNS[0]} campaigns | {count:,} | {_percent(ends, count, 1)} | "
+            f"{_percent(anywhere, count, 1)} |"
+        )
+    return lines
+
+
 def left_out() -> list[str]:
     lines = [
         "| real floor | campaigns | pairs each | any REAL | of axes: REAL | REAL-SMALL | NOISE | UNRESOLVED |",
@@ -246,6 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tests.simulation", description=__doc__)
     parser.add_argument("--trials", type=int, default=100_000)
     parser.add_argument("--powers", type=int, default=1000)
+    parser.add_argument("--series", type=int, default=300)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--write", action="store_true", help="put the tables into docs/simulation.md")
     options = parser.parse_args(argv)
@@ -256,6 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "calibration": calibration(),
             "null": table(pool, options.trials),
             "power": power_table(pool, options.powers),
+            "stopping": stopping(pool, options.series),
             "left-out": left_out(),
         }
     for name, lines in sections.items():
