@@ -1,16 +1,17 @@
 """The whole GPU check: `python -m benchmarks.gpu_check [--steps …] [--out DIR]`, with libraries built beforehand.
 
-Steps: correct (fresh inputs), edges (compute-sanitizer), plans (tune, then six fresh frozen processes), table (every
-tactic L2-cold, regret of the tuned plans, cuBLAS where PyTorch is), stability (`plans stability`, three tunings), host
-(cost of a dispatched GEMM), g4 (the reference engine on the GPU at the seed's workload). A step that fails is named and
-the others go on; exit 1 then. Writes gpu_check.json and gpu_check.md into DIR after every step, with what earlier calls
-on the same GPU left there.
+Steps: correct (fresh inputs), edges (compute-sanitizer), engine (the small model's tokens against the CPU's), plans
+(tune, then six fresh frozen processes), table (every tactic L2-cold, regret of the tuned plans, cuBLAS where PyTorch
+is), stability (`plans stability`, three tunings), host (cost of a dispatched GEMM), g4 (the reference engine on the GPU
+at the seed's workload). A step that fails is named and the others go on; exit 1 then. Writes gpu_check.json and
+gpu_check.md into DIR after every step, with what earlier calls on the same GPU left there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -29,7 +30,7 @@ from kernels.buckets import tuning_buckets
 from kernels.cuda.device import find_device
 from kernels.tune import open_runtime
 
-STEPS = ("correct", "edges", "plans", "table", "stability", "host", "g4")
+STEPS = ("correct", "edges", "engine", "plans", "table", "stability", "host", "g4")
 RESULTS = Path(__file__).resolve().parent / "results"
 ROWS = tuning_buckets(2048)
 REPLAYS, TUNINGS = 6, 3
@@ -61,6 +62,16 @@ class Check:
             found[name] = f"status {done.returncode}: {' '.join(lines) or (done.stdout + done.stderr)[-300:]}"
         bad = {name: said for name, said in found.items() if not said.startswith("status 0")}
         _require(not bad, f"compute-sanitizer: {bad}")
+        return found
+
+    def engine(self) -> dict[str, Any]:
+        argv = [sys.executable, "-m", "benchmarks.gpu_engine"]
+        env = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # the CPU backend demands it before NumPy is imported
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+        _require(done.returncode == 0, done.stderr[-1500:])
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        _require(found["equal"] == found["prompts"], f"tokens differ from the CPU's: {found}")
+        _require(found["graph_launches"] > 0, f"no decode step was a graph: {found}")
         return found
 
     def plans(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ from kernels.backends.cpu import random_operand
 from kernels.backends.cuda import CudaBackend
 from kernels.errors import KernelError
 
-__all__ = ["cold_times", "cublas_times", "floor_us"]
+__all__ = ["ROTATION", "cold_times", "cublas_times", "floor_us", "torch_replays"]
 
-_ROTATION = 180_000_000  # bytes, three times the L2
+ROTATION = 180_000_000  # bytes, three times the L2
 _REPLAYS = 9
 _LEAST_SECONDS = 1.5e-3  # a graph is at least this long, so that its launch does not show
 
@@ -33,7 +34,7 @@ def floor_us(m: int, n: int, k: int) -> float:
 def cold_times(backend: CudaBackend, n: int, k: int, rows: Sequence[int]) -> Iterator[tuple[int, int, float | None]]:
     """(M, tactic, microseconds) for every tactic; None for one that cannot run."""
     with backend.session():
-        copies = -(-_ROTATION // (n * k * 9 // 16))
+        copies = -(-ROTATION // (n * k * 9 // 16))
         weights = [backend.prepare(random_operand(seed, n, k)) for seed in range(min(copies, 2))]
         weights += [backend.prepare(_copied(backend, weights[0].matrix)) for _ in range(copies - len(weights))]
         for m in rows:
@@ -89,31 +90,34 @@ def cublas_times(n: int, k: int, rows: Sequence[int]) -> dict[int, float] | None
         torch: Any = importlib.import_module("torch")
     except ImportError:
         return None
-    copies = max(2, -(-_ROTATION // (2 * n * k)))
+    copies = max(2, -(-ROTATION // (2 * n * k)))
     weights = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) for _ in range(copies)]
     found = {}
     for m in rows:
         a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
         out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-        times = max(1, int(_LEAST_SECONDS / (copies * floor_us(m, n, k) * 4e-6)))
-        found[m] = _torch_replays(torch, a, weights, out, times)
+        launches = [partial(torch.matmul, a, weight.T, out=out) for weight in weights]
+        found[m] = torch_replays(torch, launches, floor_us(m, n, k))
     del weights
     torch.cuda.empty_cache()
     return found
 
 
-def _torch_replays(torch: Any, a: Any, weights: Sequence[Any], out: Any, times: int) -> float:
+def torch_replays(torch: Any, launches: Sequence[Callable[[], object]], least_us: float) -> float:
+    """Microseconds of one of `launches`, each on another copy of the weight: the median of nine replays of a graph that
+    holds all of them, as often as it takes to run long enough. `least_us` is what one takes at least."""
+    times = max(1, int(_LEAST_SECONDS / (len(launches) * least_us * 4e-6)))
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for weight in weights:
-            torch.matmul(a, weight.T, out=out)
+        for launch in launches:
+            launch()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(times):
-            for weight in weights:
-                torch.matmul(a, weight.T, out=out)
+            for launch in launches:
+                launch()
     graph.replay()
     seconds = []
     for _ in range(_REPLAYS):
@@ -123,4 +127,4 @@ def _torch_replays(torch: Any, a: Any, weights: Sequence[Any], out: Any, times: 
         end.record()
         end.synchronize()
         seconds.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(seconds) / (times * len(weights)) * 1e6
+    return statistics.median(seconds) / (times * len(launches)) * 1e6
