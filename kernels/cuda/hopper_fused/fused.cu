@@ -289,8 +289,9 @@ int launch(NVFP4_GEMM_PARAMETERS) {
   if (ws_bytes < grid.bytes) return kWorkspaceTooSmall;
   auto *kernel = fused<kTokens, kWarps, kAhead, kBlocks, kOverlap>;
   constexpr int kShared = kWarps * kRows * 8 * kTokens * static_cast<int>(sizeof(float));
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-  if (error != cudaSuccess) return kCannotInitialise + error;
+  // Once a process, which drives one device.
+  static const cudaError_t raised = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  if (raised != cudaSuccess) return kCannotInitialise + raised;
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
@@ -301,10 +302,11 @@ int launch(NVFP4_GEMM_PARAMETERS) {
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &overlap;
   config.numAttrs = kOverlap ? 1 : 0;
-  error = cudaLaunchKernelEx(&config, kernel, static_cast<const uint8_t *>(b), static_cast<const uint8_t *>(a),
-                             static_cast<const uint8_t *>(sfa), alpha, static_cast<__nv_bfloat16 *>(d),
-                             reinterpret_cast<float *>(static_cast<int *>(ws) + kCounters), static_cast<int *>(ws), m,
-                             n, k);
+  auto *counters = static_cast<int *>(ws);
+  auto *partial = reinterpret_cast<float *>(counters + kCounters);
+  const cudaError_t error = cudaLaunchKernelEx(
+      &config, kernel, static_cast<const uint8_t *>(b), static_cast<const uint8_t *>(a),
+      static_cast<const uint8_t *>(sfa), alpha, static_cast<__nv_bfloat16 *>(d), partial, counters, m, n, k);
   return error == cudaSuccess ? 0 : kCannotLaunch + error;
 }
 
