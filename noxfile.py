@@ -156,6 +156,16 @@ def g2_correctness(session: nox.Session) -> None:
 
 
 @nox.session(python=THIS)
+def g3_parity(session: nox.Session) -> None:
+    """Gate G3: both arms select the oracle's plans and launch their model's GEMMs, exactly counted; then `verify`."""
+    env = _install(session)
+    root = Path(session.create_tmp()) / "evidence"
+    session.run("python", "-m", "harness", "run", "gate=g3", f"evidence.root={root}", *session.posargs, env=env)
+    newest = max(root.glob("g3-*"), key=lambda path: path.stat().st_mtime)
+    session.run("python", "-m", "harness", "verify", str(newest), env=env)
+
+
+@nox.session(python=THIS)
 def g4_component(session: nox.Session) -> None:
     """Gate G4. Overrides after `--`; `--require-pass` makes a FAIL fail the session."""
     require = "--require-pass" in session.posargs

@@ -253,97 +253,181 @@ def _concurrent(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
         )
 '''
 
-SOURCES['gates.g3'] = r'''"""G3, structure: what a trace of the kernels must show. No trace may lie where something was timed.
+SOURCES['gates.g3'] = r'''"""G3, plan parity and structure: each arm runs exactly the oracle's plans, and launches exactly the GEMMs of its model.
 
-Pure predicates over what `harness.traces` reads from a profiler's file; durations are never looked at, since those of
-two profilers cannot be compared.
+A gate of checks: nothing is timed and no axis exists. What is counted is counted by the engine itself, as exact
+integers; what a kernel trace shows is counted beside it where one is given.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
 
-from harness.records import Check
+from gates import g4, kernel_traces
+from gates.kernel_traces import Family
+from harness.plan import Plan
+from harness.records import Check, Leg
 
-__all__ = ["FORBIDDEN", "SEED_27B", "Family", "Trace", "checks", "family_counts", "untraced"]
+__all__ = ["KIND", "OWN", "VOIDING", "checks"]
 
-# Kernels a forward of the seed's 27B model (64 layers: 48 linear attention, 16 full attention), by family.
-SEED_27B: Mapping[str, int] = {
-    "fp4_gemm": 208,
-    "normal_producer": 144,
-    "fused_producer": 64,
-    "gdn_recurrence": 48,
-    "attention_main": 16,
-    "attention_combine": 16,
-}
-FORBIDDEN = r"(?i)(naive|wmma).*fp4|fp4.*(naive|wmma)"
-TRACES = re.compile(r"\.(nsys-rep|qdrep|qdstrm|sqlite|ncu-rep)$|\.pt\.trace\.json(\.gz)?$", re.IGNORECASE)
+VOIDING = frozenset({"legs-complete", "one-lever"})  # the run did not do what was planned, so nothing is known
+KIND = "structure"
+OWN = "the run's own frozen document, since no oracle is known for this engine on this device"
+SHOWN = 2  # keys of a difference that are named; the maps themselves are in the bundle
+
+Rows = Sequence[tuple[int, int, int, int]]
 
 
-@dataclass(frozen=True)
-class Family:
-    """Kernels that do the same work: a regular expression over their names, and how many a forward launches."""
-
-    name: str
-    pattern: str
-    per_forward: int
-
-
-@dataclass(frozen=True)
-class Trace:
-    """Launches by kernel name. `graph_launches` counts replays of CUDA graphs, `graph_nodes` the kernels seen in them.
-
-    `graph_launches` is None where the profiler does not tell.
-    """
-
-    kernels: Mapping[str, int]
-    graph_launches: int | None = None
-    graph_nodes: int = 0
-    faults: tuple[str, ...] = ()
+def checks(plan: Plan, legs: Sequence[Leg]) -> list[Check]:
+    """Every check of the gate, passed or not."""
+    found = list(g4.structure(plan, legs))
+    looked_at = [leg for leg in legs if leg.kind == KIND]
+    for leg in legs:
+        found += g4.leg_checks(plan, leg)
+    for leg in looked_at:
+        found += [_load(plan, leg), *_counted(plan, leg)]
+        if "fp4_plans" in plan.capabilities:
+            found += [_tuned_nothing(leg), _oracle(plan, leg)]
+    if "fp4_plans" in plan.capabilities:
+        found += g4.same_plans(plan, legs)
+    if "gemms" in _demands(plan, "counters"):
+        found.append(_gemms_equal(looked_at))
+    found += _traces(plan, looked_at)
+    return found
 
 
-def family_counts(kernels: Mapping[str, int], families: Sequence[Family]) -> dict[str, int]:
-    """Launches by family."""
-    return {
-        family.name: sum(count for name, count in kernels.items() if re.search(family.pattern, name))
-        for family in families
-    }
+def _demands(plan: Plan, name: str) -> Any:
+    return (plan.structure or {}).get(name) or {}
 
 
-def checks(trace: Trace, families: Sequence[Family], forwards: int, where: str) -> list[Check]:
-    """Every predicate on one trace of `forwards` whole forwards."""
-    return [*_whole(trace, where), *_families(trace, families, forwards, where), _forbidden(trace, where)]
+def _load(plan: Plan, leg: Leg) -> Check:
+    """The load was what was planned: else the counters count something else."""
+    wrong = [item for item in leg.requests if item.error is not None or item.output_tokens != plan.output_tokens]
+    peak = leg.load.peak_in_flight if leg.load else None
+    wanted = int(_demands(plan, "requests"))
+    return Check(
+        "structure-load",
+        leg.name,
+        f"{len(leg.requests)} completions, {len(wrong)} wrong, {peak} in flight",
+        f"{wanted} completions with {plan.output_tokens} tokens, {leg.concurrency} in flight",
+        len(leg.requests) == wanted > 0 and not wrong and peak == leg.concurrency,
+    )
 
 
-def _whole(trace: Trace, where: str) -> Iterator[Check]:
-    total = sum(trace.kernels.values())
-    yield Check("trace-kernels", where, f"{total} launches", "at least 1 launch", total > 0)
-    hidden = bool(trace.graph_launches) and trace.graph_nodes == 0
-    seen = f"{trace.graph_launches or 0} graph launches, {trace.graph_nodes} kernels in them"
-    yield Check("trace-nodes", where, seen, "the kernels inside graphs, traced by node", not hidden)
-    lost = "; ".join(trace.faults) or "nothing lost"
-    yield Check("trace-whole", where, lost, "no event lost", not trace.faults)
+def _counted(plan: Plan, leg: Leg) -> Iterator[Check]:
+    """What the process counted of itself, at readiness and after its load."""
+    counters = _demands(plan, "counters")
+    if "gemms" in counters:
+        yield _gemms(plan, leg)
+    if "parses" in counters:
+        yield _parses(plan, leg)
+    if "misses" in counters:
+        seen = _said(leg, "misses")
+        yield Check("plan-misses", leg.name, _shown(seen), "0 at readiness, 0 after the load", seen == (0, 0))
 
 
-def _families(trace: Trace, families: Sequence[Family], forwards: int, where: str) -> Iterator[Check]:
-    counts = family_counts(trace.kernels, families)
-    for family in families:
-        wanted = family.per_forward * forwards
-        seen, required = f"{counts[family.name]}", f"{wanted} = {family.per_forward} x {forwards} forwards"
-        yield Check(f"kernels-{family.name}", where, seen, required, forwards > 0 and counts[family.name] == wanted)
+def _gemms(plan: Plan, leg: Leg) -> Check:
+    """Whole forwards of exactly the model's GEMMs, those before readiness too."""
+    per_forward = int(_demands(plan, "gemms_per_forward"))
+    gemms, forwards = _said(leg, "gemms"), _said(leg, "forwards")
+    seen = " / ".join(f"{g} GEMMs in {f} forwards" for g, f in zip(gemms, forwards, strict=True))
+    exact = all(f and g == per_forward * f for g, f in zip(gemms, forwards, strict=True))
+    worked = None not in forwards and (forwards[1] or 0) > (forwards[0] or 0)
+    need = f"{per_forward} a forward ({_demands(plan, 'gemms_because')}), and forwards after readiness"
+    return Check("gemms-per-forward", leg.name, seen, need, exact and worked and per_forward > 0)
 
 
-def _forbidden(trace: Trace, where: str) -> Check:
-    found = sorted(name for name in trace.kernels if re.search(FORBIDDEN, name))
-    return Check("kernels-forbidden", where, ", ".join(found) or "none", "no naive or WMMA FP4 kernel", not found)
+def _parses(plan: Plan, leg: Leg) -> Check:
+    """Plans come out of memory while serving: the document was parsed before readiness and never after."""
+    seen, wanted = _said(leg, "parses"), int(_demands(plan, "documents"))
+    need = f"{wanted} parsed at readiness and no more after the load"
+    return Check("plan-parses", leg.name, _shown(seen), need, seen == (wanted, wanted))
 
 
-def untraced(paths: Iterable[str], where: str) -> Check:
-    """`paths` are the files of a timed root: a trace among them means that what was timed had been instrumented."""
-    found = sorted(path for path in paths if TRACES.search(path))
-    return Check("untraced", where, ", ".join(found) or "no trace file", "no trace file in a timed root", not found)
+def _said(leg: Leg, name: str) -> tuple[int | None, int | None]:
+    found = leg.structure
+    return (None, None) if found is None else (found.ready.get(name), found.end.get(name))
+
+
+def _shown(pair: tuple[int | None, int | None]) -> str:
+    first, last = ("not counted" if value is None else str(value) for value in pair)
+    return f"{first} at readiness, {last} after the load"
+
+
+def _tuned_nothing(leg: Leg) -> Check:
+    """Not even a candidate was timed. An engine that does not count its candidates says how many plans it tuned."""
+    report = leg.plans
+    counts = {} if report is None else {"plans": report.tuned, **(report.tuning or {})}
+    seen = ", ".join(f"{value} {name}" for name, value in sorted(counts.items())) or "not said"
+    return Check("plan-tuned-nothing", leg.name, seen, "0 of everything", bool(counts) and not any(counts.values()))
+
+
+def _oracle(plan: Plan, leg: Leg) -> Check:
+    """The selected map against the oracle's, key by key."""
+    source = str((plan.structure or {}).get("oracle_source", OWN))
+    oracle = leg.structure.oracle if leg.structure is not None else None
+    wanted = dict(_by_shape(oracle or ()))
+    need = f"the {len(wanted)} plans of {source}: no key more, none less, the same tactics"
+    if leg.plans is None or not wanted:
+        seen = "no plan lines in the log" if leg.plans is None else "no oracle"
+        return Check("plan-oracle", leg.name, seen, need, False)
+    selected = dict(_by_shape(leg.plans.selected))
+    seen = f"{len(selected)} selected" + _difference(selected, wanted)
+    same = selected == wanted and len(leg.plans.selected) == len(selected)
+    return Check("plan-oracle", leg.name, seen, need, same)
+
+
+def _by_shape(rows: Rows) -> Iterator[tuple[tuple[int, int, int], int]]:
+    return (((m, n, k), tactic) for m, n, k, tactic in rows)
+
+
+def _difference(selected: Mapping[tuple[int, int, int], int], wanted: Mapping[tuple[int, int, int], int]) -> str:
+    """`: 1 extra (M=1 N=64 K=32), 0 missing, 0 with another tactic`; nothing where there is no difference."""
+    changed = [key for key in selected.keys() & wanted.keys() if selected[key] != wanted[key]]
+    groups = (
+        ("extra", selected.keys() - wanted.keys()),
+        ("missing", wanted.keys() - selected.keys()),
+        ("with another tactic", changed),
+    )
+    if not any(keys for _, keys in groups):
+        return ""
+    return ": " + ", ".join(f"{len(keys)} {what}{_named(sorted(keys))}" for what, keys in groups)
+
+
+def _named(keys: Sequence[tuple[int, int, int]]) -> str:
+    shown = "; ".join(f"M={m} N={n} K={k}" for m, n, k in keys[:SHOWN])
+    return f" ({shown}{' …' if len(keys) > SHOWN else ''})" if keys else ""
+
+
+def _gemms_equal(legs: Sequence[Leg]) -> Check:
+    """The lever changes how activations are laid out, never how many GEMMs a forward has."""
+    ratios: dict[str, set[Fraction | None]] = {}
+    for leg in legs:
+        gemms, forwards = _said(leg, "gemms")[1], _said(leg, "forwards")[1]
+        ratios.setdefault(leg.arm, set()).add(None if gemms is None or not forwards else Fraction(gemms, forwards))
+    seen = " / ".join(f"{arm} {', '.join(map(str, sorted(map(str, found))))}" for arm, found in sorted(ratios.items()))
+    distinct = set().union(*ratios.values())
+    good = len(distinct) == 1 and None not in distinct and ratios.keys() == {"A", "B"}
+    return Check("gemms-equal", "A against B", seen or "none", "one number of GEMMs a forward in both arms", good)
+
+
+def _traces(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
+    """Each trace that the plan names, as it was when it was named, by every predicate on it."""
+    families = [Family(str(row["name"]), str(row["pattern"]), int(row["per_forward"])) for row in _families(plan)]
+    for arm, named in sorted(_demands(plan, "traces").items()):
+        found = next((leg.structure for leg in legs if leg.arm == arm and leg.structure is not None), None)
+        where = f"{named['file']} ({arm})"
+        sha256 = "none" if found is None or found.trace_sha256 is None else found.trace_sha256
+        wanted = str(named["sha256"])
+        yield Check("trace-file", where, sha256[:12], wanted[:12], sha256 == wanted)
+        if found is not None and found.trace is not None:
+            yield from kernel_traces.checks(found.trace, families, int(named["forwards"]), where)
+
+
+def _families(plan: Plan) -> Sequence[Mapping[str, Any]]:
+    return list(_demands(plan, "families"))
 '''
 
 SOURCES['gates.g4'] = r'''"""G4, the same-plan component A/B: what must hold before a ratio may be looked at.
@@ -358,7 +442,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from gates import servers, telemetry
+from gates import kernel_traces, servers, telemetry
 from harness.plan import Plan, partition, prompts_digest
 from harness.records import Check, Leg
 
@@ -443,7 +527,9 @@ def structure(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
 def _process(plan: Plan, leg: Leg) -> Iterator[Check]:
     if plan.memory:
         yield _equal("clean-exit", leg.name, leg.exit, "exit code 0")
-    if "arm_counters" in plan.capabilities and leg.kind in ("timed", "sequential", "inertness"):
+    if plan.memory and plan.unprofiled and leg.kind == "timed":
+        yield _unprofiled(leg)
+    if "arm_counters" in plan.capabilities and leg.kind in ("timed", "sequential", "inertness", "structure"):
         proof = leg.arm_proof
         yield _check(
             "arm-active",
@@ -452,6 +538,14 @@ def _process(plan: Plan, leg: Leg) -> Iterator[Check]:
             proof.required if proof else "a proof",
             proof is not None and proof.active,
         )
+
+
+def _unprofiled(leg: Leg) -> Check:
+    """A profiler slows what it looks at, and not both arms alike."""
+    command = leg.command
+    found = None if command is None else kernel_traces.profilers(command["argv"], command["env"])
+    seen = "no command recorded" if found is None else ", ".join(found) or "none"
+    return _check("unprofiled", leg.name, seen, "no profiler in its command or environment", found == [])
 
 
 def _counts(plan: Plan, leg: Leg) -> Iterator[Check]:
@@ -729,6 +823,103 @@ def _plans_everywhere(plan: Plan, legs: Sequence[Leg]) -> Check:
     return Check(g4.PLAN_CONTROL + "grid", "run", seen, f"{len(wanted)} timed legs, 1 map", good)
 '''
 
+SOURCES['gates.kernel_traces'] = r'''"""What a trace of the kernels must show, and that no profiler was at work where something was timed.
+
+Pure predicates over what `harness.traces` reads from a profiler's file; durations are never looked at, since those of
+two profilers cannot be compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.records import Check, Trace
+
+__all__ = ["FORBIDDEN", "SEED_27B", "Family", "checks", "family_counts", "profilers", "untraced"]
+
+# Kernels a forward of the seed's 27B model (64 layers: 48 linear attention, 16 full attention), by family.
+SEED_27B: Mapping[str, int] = {
+    "fp4_gemm": 208,
+    "normal_producer": 144,
+    "fused_producer": 64,
+    "gdn_recurrence": 48,
+    "attention_main": 16,
+    "attention_combine": 16,
+}
+FORBIDDEN = r"(?i)(naive|wmma).*fp4|fp4.*(naive|wmma)"
+TRACES = re.compile(r"\.(nsys-rep|qdrep|qdstrm|sqlite|ncu-rep)$|\.pt\.trace\.json(\.gz)?$", re.IGNORECASE)
+PROGRAMS = ("compute-sanitizer", "ncu", "nsys", "nvprof")
+FLAGS = re.compile(r"--(cuda-profile|profiler-config|enable-layerwise-nvtx|torch-profiler)")
+# Nsight Systems and NVTX inject themselves by the first three; the others switch an engine's own profiler on.
+VARIABLES = re.compile(
+    r"(NSYS_|NVTX_INJECTION|CUDA_INJECTION|KINETO_|VLLM_TORCH_PROFILER|VLLM_TORCH_CUDA_PROFILE|VLLM_NVTX"
+    r"|SGLANG_TORCH_PROFILER|TLLM_PROFILE|TLLM_NVTX|TLLM_TORCH_PROFILE)"
+)
+INJECTED = re.compile(r"(?i)nsys|cupti|nvtx")
+OFF = ("", "0", "false", "off")
+
+
+@dataclass(frozen=True)
+class Family:
+    """Kernels that do the same work: a regular expression over their names, and how many a forward launches."""
+
+    name: str
+    pattern: str
+    per_forward: int
+
+
+def family_counts(kernels: Mapping[str, int], families: Sequence[Family]) -> dict[str, int]:
+    """Launches by family."""
+    return {
+        family.name: sum(count for name, count in kernels.items() if re.search(family.pattern, name))
+        for family in families
+    }
+
+
+def checks(trace: Trace, families: Sequence[Family], forwards: int, where: str) -> list[Check]:
+    """Every predicate on one trace of `forwards` whole forwards."""
+    return [*_whole(trace, where), *_families(trace, families, forwards, where), _forbidden(trace, where)]
+
+
+def _whole(trace: Trace, where: str) -> Iterator[Check]:
+    total = sum(trace.kernels.values())
+    yield Check("trace-kernels", where, f"{total} launches", "at least 1 launch", total > 0)
+    hidden = bool(trace.graph_launches) and trace.graph_nodes == 0
+    seen = f"{trace.graph_launches or 0} graph launches, {trace.graph_nodes} kernels in them"
+    yield Check("trace-nodes", where, seen, "the kernels inside graphs, traced by node", not hidden)
+    lost = "; ".join(trace.faults) or "nothing lost"
+    yield Check("trace-whole", where, lost, "no event lost", not trace.faults)
+
+
+def _families(trace: Trace, families: Sequence[Family], forwards: int, where: str) -> Iterator[Check]:
+    counts = family_counts(trace.kernels, families)
+    for family in families:
+        wanted = family.per_forward * forwards
+        seen, required = f"{counts[family.name]}", f"{wanted} = {family.per_forward} x {forwards} forwards"
+        yield Check(f"kernels-{family.name}", where, seen, required, forwards > 0 and counts[family.name] == wanted)
+
+
+def _forbidden(trace: Trace, where: str) -> Check:
+    found = sorted(name for name in trace.kernels if re.search(FORBIDDEN, name))
+    return Check("kernels-forbidden", where, ", ".join(found) or "none", "no naive or WMMA FP4 kernel", not found)
+
+
+def untraced(paths: Iterable[str], where: str) -> Check:
+    """`paths` are the files of a timed root: a trace among them means that what was timed had been instrumented."""
+    found = sorted(path for path in paths if TRACES.search(path))
+    return Check("untraced", where, ", ".join(found) or "no trace file", "no trace file in a timed root", not found)
+
+
+def profilers(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """What in a process's command or environment puts a profiler to work, each by its word or variable."""
+    words = [word for word in argv if word.rpartition("/")[2] in PROGRAMS or FLAGS.match(word)]
+    names = [name for name, value in sorted(env.items()) if VARIABLES.match(name) and value.lower() not in OFF]
+    loaded = [f"LD_PRELOAD={env['LD_PRELOAD']}"] if INJECTED.search(env.get("LD_PRELOAD", "")) else []
+    return [*words, *names, *loaded]
+'''
+
 SOURCES['gates.servers'] = r'''"""What a server says of its own arguments, for every gate that starts one: it must be what the plan says.
 
 Engines that say nothing back lack `server_arguments`, and are not asked.
@@ -744,7 +935,7 @@ from harness.records import Check, Leg
 __all__ = ["SAYS", "checks", "configurations", "differences", "leg_checks", "same"]
 
 SAYS = "server_arguments"
-ASKED = ("timed", "sequential")
+ASKED = ("timed", "sequential", "structure")
 NO_DIFFERENCE = ("auto",)  # planned: left to the server, on purpose
 
 
@@ -1087,7 +1278,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness import canonical
+from harness import canonical, structure
 from harness.errors import HarnessError
 from harness.plan import LegPlan, Plan
 from harness.records import (
@@ -1193,11 +1384,12 @@ def seal(root: Path) -> str:
 
 def read_legs(root: Path, plan: Plan) -> list[Leg]:
     """The legs that are there, in the planned order; a leg that never ran has no folder."""
-    return [
+    found = [
         read_leg(root / "legs" / leg.name, leg)
         for leg in plan.legs
         if (root / "legs" / leg.name / "leg.json").is_file()
     ]
+    return structure.attach(root, plan, found)
 
 
 def read_floors(root: Path) -> list[Any]:
@@ -1246,6 +1438,7 @@ def _leg(folder: Path, planned: LegPlan) -> Leg:
         canary_before=_optional(Canary.from_json, before.get("canary")),
         canary_after=_optional(Canary.from_json, after.get("canary")),
         sampler=SamplerReport.from_json(sampler) if "gpu_method" in sampler else None,
+        command=_json(folder / "command.json") or None,
     )
 
 
@@ -2916,7 +3109,7 @@ from harness.rule import altered
 __all__ = ["FORMAT", "Arm", "LegPlan", "NotApplicable", "Plan", "leg_order", "partition", "prompts_digest"]
 
 FORMAT = "nvfp4-gates-plan-v1"
-LATER = ("aa", "floor", "prerequisites", "rehearsal")
+LATER = ("aa", "floor", "prerequisites", "rehearsal", "structure", "unprofiled")
 ORDERS = {"seed": ("AB", "BA", "AB"), "abba": ("AB", "BA", "BA", "AB"), "fixed": ("AB",)}
 
 
@@ -2977,6 +3170,8 @@ class Plan:
     floor: Mapping[str, Any] | None = None  # the floors by which the verdict is interpreted, by their digests
     prerequisites: Mapping[str, Any] | None = None  # G5: the sealed bundles it stands on, and whether it was overridden
     rehearsal: bool | None = None  # true: this is a rehearsal; false: started without one (`rehearse=false`)
+    structure: Mapping[str, Any] | None = None  # G3: what the engine must launch and select; the traces that were given
+    unprofiled: bool | None = None  # G4, G5: no profiler may have been at work in a timed process
 
     def requests(self, concurrency: int) -> int:
         return int(self.workload["points"][str(concurrency)])
@@ -3108,7 +3303,9 @@ __all__ = [
     "RequestRecord",
     "SamplerReport",
     "ServerReport",
+    "Structure",
     "SuiteReport",
+    "Trace",
 ]
 
 
@@ -3340,6 +3537,34 @@ class SuiteReport:
 
 
 @dataclass(frozen=True)
+class Trace:
+    """Launches by kernel name. `graph_launches` counts replays of CUDA graphs, `graph_nodes` the kernels seen in them.
+
+    `graph_launches` is None where the profiler does not tell.
+    """
+
+    kernels: Mapping[str, int]
+    graph_launches: int | None = None
+    graph_nodes: int = 0
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What one process of G3 showed of its work: its counters at readiness and after its load, by what they count.
+
+    `oracle` is the plan map that it should have selected, rows as in `PlanReport.selected`, None where there is none;
+    `trace` and the SHA-256 of its file are of the arm, and with the arm's first process only.
+    """
+
+    ready: Mapping[str, int | None]
+    end: Mapping[str, int | None]
+    oracle: tuple[tuple[int, int, int, int], ...] | None = None
+    trace: Trace | None = None
+    trace_sha256: str | None = None
+
+
+@dataclass(frozen=True)
 class GpuState:
     """One board at one moment. `reasons` are the clock event reasons now active, `counters_ns` their times so far.
 
@@ -3422,7 +3647,7 @@ class SamplerReport:
 @dataclass(frozen=True)
 class Leg:
     """Everything one process left behind. `kind` is seed, model-gate, sequential, concurrent, inertness, replay,
-    sanitizer or timed; in G1, which starts no server, it is collect, suite or build.
+    structure, sanitizer or timed; in G1, which starts no server, it is collect, suite or build.
 
     `texts` are the completions of a sequential or concurrent proof, in prompt order. A part that this kind of leg does
     not have, or that the engine cannot give, is None.
@@ -3453,6 +3678,8 @@ class Leg:
     canary_before: Canary | None = None
     canary_after: Canary | None = None
     sampler: SamplerReport | None = None
+    command: Mapping[str, Any] | None = None  # argv, env and cwd of the process that this leg started
+    structure: Structure | None = None
 
 
 @dataclass(frozen=True)
@@ -4073,6 +4300,214 @@ def satterthwaite(terms: Sequence[tuple[float, float]]) -> float:
     return total * total / spread if spread > 0 else min(df for _, df in terms)
 '''
 
+SOURCES['harness.structure'] = r'''"""What G3's predicates need beside a leg's own records, out of a bundle's raw files. Standard library only.
+
+The plan says which line of /metrics counts what, which map is the oracle, and which traces were given; everything else
+is read from the files each time, so that a verdict is recomputed from them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness import canonical, traces
+from harness.errors import HarnessError
+from harness.plan import Plan
+from harness.records import Leg, Structure
+
+__all__ = ["END", "FROZEN", "KIND", "READY", "attach", "counter", "document_rows", "first_tactics"]
+
+KIND = "structure"
+READY, END = "metrics-ready.txt", "metrics-end.txt"
+FROZEN = "frozen-plans.json"
+
+Rows = tuple[tuple[int, int, int, int], ...]
+
+
+def attach(root: Path, plan: Plan, legs: Sequence[Leg]) -> list[Leg]:
+    """The legs, those of G3's kind with their `structure`. HarnessError `bad-record` or `bad-trace` names a file."""
+    demands = plan.structure
+    if demands is None:
+        return list(legs)
+    found: list[Leg] = []
+    traced: set[str] = set()
+    for leg in legs:
+        if leg.kind == KIND:
+            given = None if leg.arm in traced else (demands.get("traces") or {}).get(leg.arm)
+            traced.add(leg.arm)
+            leg = replace(leg, structure=_structure(root, leg.name, demands, given))
+        found.append(leg)
+    return found
+
+
+def _structure(root: Path, leg: str, demands: Mapping[str, Any], given: Mapping[str, Any] | None) -> Structure:
+    texts = [_text(root / "legs" / leg / name) for name in (READY, END)]
+    ready, end = ({name: counter(text, line) for name, line in demands["counters"].items()} for text in texts)
+    oracle = _oracle(root, demands, texts[0])
+    trace = None if given is None else root / str(given["file"])
+    if trace is None or not trace.is_file():
+        return Structure(ready, end, oracle)
+    return Structure(ready, end, oracle, traces.read(trace), canonical.sha256_file(trace))
+
+
+def _text(path: Path) -> str:
+    return path.read_text("utf-8", "replace") if path.is_file() else ""
+
+
+def counter(metrics: str, name: str) -> int | None:
+    """The value of a Prometheus counter without labels, or whatever its labels; None where it is not there once."""
+    found = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? ([0-9.e+]+)$", metrics, re.MULTILINE)
+    return int(float(found[0])) if len(found) == 1 else None
+
+
+def first_tactics(metrics: str, name: str) -> dict[str, int]:
+    """Runner to the value of its line of the gauge `name`."""
+    lines = re.findall(rf'^{re.escape(name)}\{{runner="([^"]*)"\}} (\d+)$', metrics, re.MULTILINE)
+    return {runner: int(value) for runner, value in lines}
+
+
+def _oracle(root: Path, demands: Mapping[str, Any], metrics: str) -> Rows | None:
+    """The rows that the plan itself holds, else those of the frozen document in the bundle."""
+    if demands.get("oracle") is not None:
+        return tuple(sorted((int(m), int(n), int(k), int(tactic)) for m, n, k, tactic in demands["oracle"]))
+    path = root / FROZEN
+    runners = first_tactics(metrics, str(demands["runners"])) if "runners" in demands else {}
+    return document_rows(path.read_bytes(), runners) if path.is_file() else None
+
+
+def document_rows(data: bytes, runners: Mapping[str, int]) -> Rows:
+    """(M bucket, N, K, tactic) of a native plan document, sorted. `runners` has the first id of each runner's tactics
+    where several share one numbering. HarnessError `bad-record`."""
+    try:
+        plans = json.loads(data)["plans"]
+        rows = sorted(
+            (int(row["m_bucket"]), int(row["n"]), int(row["k"]), int(row["tactic_id"]) + runners.get(row["runner"], 0))
+            for row in plans
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HarnessError("bad-record", f"{FROZEN} is no native plan document: {error!r}") from error
+    if len({row[:3] for row in rows}) != len(rows):
+        raise HarnessError("bad-record", f"{FROZEN} has two plans for one shape")
+    return tuple(rows)
+'''
+
+SOURCES['harness.traces'] = r'''"""Kernel launches out of a profiler's file: an Nsight Systems SQLite export, or a torch profiler's Chrome trace.
+
+A trace too large for a bundle is kept as the table of its launches, which is read here, too. Standard library only.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness import canonical
+from harness.errors import HarnessError
+from harness.records import Trace
+
+if TYPE_CHECKING:  # some Pythons are built without it, and only an SQLite export needs it
+    import sqlite3
+
+__all__ = ["NSYS", "TABLE", "form", "read", "read_nsys", "read_table", "read_torch", "table"]
+
+# A file's form by its suffix, as bundles name their traces.
+NSYS, TORCH, TORCH_GZ, TABLE = ".sqlite", ".pt.trace.json", ".pt.trace.json.gz", ".kernels.json"
+FORMAT = "nvfp4-gates-kernels-v1"
+SQLITE = b"SQLite format 3\x00"
+
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+GZIP = b"\x1f\x8b"
+
+
+def form(data: bytes) -> str:
+    """The suffix under which a trace with these first bytes is kept."""
+    return NSYS if data.startswith(SQLITE) else TORCH_GZ if data.startswith(GZIP) else TORCH
+
+
+def read(path: Path) -> Trace:
+    """A trace of any form, told by the file's suffix as bundles name it. HarnessError `bad-trace`."""
+    if path.name.endswith(TABLE):
+        return read_table(path)
+    return read_nsys(path) if path.name.endswith(NSYS) else read_torch(path)
+
+
+def table(trace: Trace) -> bytes:
+    """The launches of a trace without their times, as canonical JSON."""
+    return canonical.dumps({"format": FORMAT, **asdict(trace), "faults": list(trace.faults)})
+
+
+def read_table(path: Path) -> Trace:
+    """What `table` wrote. HarnessError `bad-trace`."""
+    document = canonical.loads(path.read_bytes(), path.name)
+    try:
+        if document["format"] != FORMAT:
+            raise ValueError(f"its format is {document['format']!r}, not {FORMAT!r}")
+        kernels = {str(name): int(count) for name, count in document["kernels"].items()}
+        launches, nodes = document["graph_launches"], int(document["graph_nodes"])
+        return Trace(kernels, None if launches is None else int(launches), nodes, tuple(map(str, document["faults"])))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HarnessError("bad-trace", f"{path.name} is no table of kernels: {error!r}") from error
+
+
+def read_nsys(path: Path) -> Trace:
+    """Kernels of an `nsys export --type sqlite` file. HarnessError `bad-trace` where it is none or holds no kernels."""
+    import sqlite3
+
+    try:
+        # immutable: no lock, no journal, nothing is written beside a file of a bundle
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as link:
+            return _nsys(link, path)
+    except sqlite3.Error as error:
+        raise HarnessError("bad-trace", f"{path.name}: {error}; give an `nsys export --type sqlite` file") from error
+
+
+def _nsys(link: sqlite3.Connection, path: Path) -> Trace:
+    tables = {str(row[0]) for row in link.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    graphs = link.execute(f"SELECT COUNT(*) FROM {GRAPHS}").fetchone()[0] if GRAPHS in tables else 0
+    if KERNELS not in tables and not graphs:
+        raise HarnessError("bad-trace", f"{path.name} has no table {KERNELS}: no CUDA kernel was traced")
+    kernels: dict[str, int] = {}
+    nodes = 0
+    if KERNELS in tables:
+        names = f"FROM {KERNELS} k JOIN StringIds s ON s.id = k.demangledName GROUP BY s.value"
+        kernels = {str(name): int(count) for name, count in link.execute(f"SELECT s.value, COUNT(*) {names}")}
+        columns = {str(row[1]) for row in link.execute(f"PRAGMA table_info({KERNELS})")}
+        if "graphNodeId" in columns:
+            nodes = int(link.execute(f"SELECT COUNT(*) FROM {KERNELS} WHERE graphNodeId > 0").fetchone()[0])
+    return Trace(kernels, int(graphs), nodes, _lost(link, tables))
+
+
+def _lost(link: sqlite3.Connection, tables: set[str]) -> tuple[str, ...]:
+    """What the profiler itself says that it did not collect."""
+    if "DIAGNOSTIC_EVENT" not in tables:
+        return ()
+    said = link.execute("SELECT text FROM DIAGNOSTIC_EVENT WHERE text LIKE '%might have been%'")
+    return tuple(sorted({str(row[0]) for row in said}))
+
+
+def read_torch(path: Path) -> Trace:
+    """Kernels of a torch profiler's Chrome trace, plain or gzip. HarnessError `bad-trace` where it is none."""
+    try:
+        data = path.read_bytes()
+        document = json.loads(gzip.decompress(data) if data.startswith(GZIP) else data)
+        events = [event for event in document["traceEvents"] if event.get("cat") == "kernel"]
+        kernels = Counter(str(event["name"]) for event in events)
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HarnessError("bad-trace", f"{path.name}: {error!r}; give the trace of a torch profiler") from error
+    return Trace(dict(kernels))
+'''
+
 SOURCES['harness.verdict'] = r'''"""Records in, verdict out: a pure function that the run and `verify` share. Standard library only."""
 
 from __future__ import annotations
@@ -4081,7 +4516,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gates import g1, g2, g4, g5, servers
+from gates import g1, g2, g3, g4, g5, servers
 from harness import axes as axes_module
 from harness.interpretation import interpret
 from harness.logratios import arm_values
@@ -4095,12 +4530,13 @@ FORMAT = "nvfp4-gates-verdict-v1"
 GATES: Mapping[str, Callable[[Plan, Sequence[Leg]], list[Check]]] = {
     "g1": g1.checks,
     "g2": g2.checks,
+    "g3": g3.checks,
     "g4": g4.checks,
     "g5": g5.checks,
 }
 LEG_GATES: Mapping[str, Callable[[Plan, Leg], list[Check]]] = {"g4": g4.leg_checks, "g5": g5.leg_checks}
 # Gates of checks: what else fails is a FAIL.
-VOIDING: Mapping[str, frozenset[str]] = {"g1": g1.VOIDING, "g2": g2.VOIDING}
+VOIDING: Mapping[str, frozenset[str]] = {"g1": g1.VOIDING, "g2": g2.VOIDING, "g3": g3.VOIDING}
 SERVERLESS = ("g1",)  # gates that start no server, so that none can load a plan
 
 
@@ -4284,7 +4720,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gates import g3
+from gates import kernel_traces
 from harness import bundle, canonical, journal, origin, verdict, witnesses
 from harness.derived import at_first, derived
 from harness.errors import HarnessError, UsageError
@@ -4317,8 +4753,9 @@ def assess(root: Path) -> dict[str, Any]:
     plan = Plan.from_bytes((root / "plan.json").read_bytes())
     events = journal.parse((root / "journal.jsonl").read_bytes())
     checks = [*journal.checks(events), _drained(root)]
-    if plan.ladder:  # older gates keep the checks that their bundles were sealed with
-        checks.append(g3.untraced((path.relative_to(root).as_posix() for path in bundle.members(root)), "bundle"))
+    if plan.ladder or plan.unprofiled:  # older bundles keep the checks that they were sealed with
+        files = (path.relative_to(root).as_posix() for path in bundle.members(root))
+        checks.append(kernel_traces.untraced(files, "bundle"))
     started = next((str(event["utc"]) for event in events if event["event"] == "start"), None)
     return verdict.compute(plan, bundle.read_legs(root, plan), checks, bundle.read_floors(root), started)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from gates import servers, telemetry
+from gates import kernel_traces, servers, telemetry
 from harness.plan import Plan, partition, prompts_digest
 from harness.records import Check, Leg
 
@@ -95,7 +95,9 @@ def structure(plan: Plan, legs: Sequence[Leg]) -> Iterator[Check]:
 def _process(plan: Plan, leg: Leg) -> Iterator[Check]:
     if plan.memory:
         yield _equal("clean-exit", leg.name, leg.exit, "exit code 0")
-    if "arm_counters" in plan.capabilities and leg.kind in ("timed", "sequential", "inertness"):
+    if plan.memory and plan.unprofiled and leg.kind == "timed":
+        yield _unprofiled(leg)
+    if "arm_counters" in plan.capabilities and leg.kind in ("timed", "sequential", "inertness", "structure"):
         proof = leg.arm_proof
         yield _check(
             "arm-active",
@@ -104,6 +106,14 @@ def _process(plan: Plan, leg: Leg) -> Iterator[Check]:
             proof.required if proof else "a proof",
             proof is not None and proof.active,
         )
+
+
+def _unprofiled(leg: Leg) -> Check:
+    """A profiler slows what it looks at, and not both arms alike."""
+    command = leg.command
+    found = None if command is None else kernel_traces.profilers(command["argv"], command["env"])
+    seen = "no command recorded" if found is None else ", ".join(found) or "none"
+    return _check("unprofiled", leg.name, seen, "no profiler in its command or environment", found == [])
 
 
 def _counts(plan: Plan, leg: Leg) -> Iterator[Check]:

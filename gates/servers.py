@@ -13,7 +13,7 @@ from harness.records import Check, Leg
 __all__ = ["SAYS", "checks", "configurations", "differences", "leg_checks", "same"]
 
 SAYS = "server_arguments"
-ASKED = ("timed", "sequential")
+ASKED = ("timed", "sequential", "structure")
 NO_DIFFERENCE = ("auto",)  # planned: left to the server, on purpose
 
 

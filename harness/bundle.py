@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness import canonical
+from harness import canonical, structure
 from harness.errors import HarnessError
 from harness.plan import LegPlan, Plan
 from harness.records import (
@@ -115,11 +115,12 @@ def seal(root: Path) -> str:
 
 def read_legs(root: Path, plan: Plan) -> list[Leg]:
     """The legs that are there, in the planned order; a leg that never ran has no folder."""
-    return [
+    found = [
         read_leg(root / "legs" / leg.name, leg)
         for leg in plan.legs
         if (root / "legs" / leg.name / "leg.json").is_file()
     ]
+    return structure.attach(root, plan, found)
 
 
 def read_floors(root: Path) -> list[Any]:
@@ -168,6 +169,7 @@ def _leg(folder: Path, planned: LegPlan) -> Leg:
         canary_before=_optional(Canary.from_json, before.get("canary")),
         canary_after=_optional(Canary.from_json, after.get("canary")),
         sampler=SamplerReport.from_json(sampler) if "gpu_method" in sampler else None,
+        command=_json(folder / "command.json") or None,
     )
 
 

@@ -40,13 +40,17 @@ def plan(
     aa: Mapping[str, Any] | None = None,
     suites: Sequence[Sequence[str]] = (),
     not_tested: Mapping[str, str] | None = None,
+    structure: Mapping[str, Any] | None = None,
+    traces: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Plan:
     """The plan of one campaign. `gpu` says whether an NVML device exists; `corpus` maps partitions to digests.
 
     `aa` makes it a campaign of an A/A floor: its number, and the pairs (concurrency, repetition) to measure. `suites`
     are kind and name of the engine's own commands in G1 and G2, `not_tested` is what these leave out, with reasons.
+    `structure` is what the engine's adapter says of it for G3, `traces` are those that were given, by arm.
     """
     missing = [NotApplicable(*item) for item in sorted((not_tested or {}).items())]
+    demands = _structure(config, structure or {}, traces or {}) if config.gate.name == "g3" else None
     if config.gate.name == "g1":
         planned = [LegPlan(f"{number:02d}-{name}", kind, "B") for number, (kind, name) in enumerate(suites)]
         absent = missing
@@ -55,6 +59,8 @@ def plan(
         own = [LegPlan(f"{len(planned) + number:02d}-{name}", kind, "A") for number, (kind, name) in enumerate(suites)]
         planned += own
         absent = [*_not_applicable(config, capabilities, gpu), *missing]
+    if demands is not None:
+        absent = _not_structural(capabilities, demands)
     return Plan(
         gate=config.gate.name,
         concurrencies=tuple(config.gate.concurrencies),
@@ -78,7 +84,20 @@ def plan(
         not_applicable=tuple(absent),
         harness=__version__,
         aa=aa,
+        structure=demands,
+        unprofiled=True if config.gate.name in ("g4", "g5") else None,
     )
+
+
+def _structure(config: Config, told: Mapping[str, Any], traces: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What G3 will demand: the adapter's word, the size of the load, the families to be counted, the traces."""
+    return {
+        "counters": {},
+        **told,
+        "families": [dict(family) for family in config.gate.families or told.get("families", ())],
+        "requests": config.gate.sequential_requests,
+        "traces": {arm: dict(named) for arm, named in sorted(traces.items())},
+    }
 
 
 def _text_keys(value: Any) -> Any:
@@ -132,6 +151,11 @@ def legs(config: Config, capabilities: Sequence[str], pairs: Sequence[Sequence[i
         count = config.gate.replays if "fp4_plans" in capabilities else 0
         found += [(f"replay-{number + 1}", "replay", "AB"[number % 2], None, None) for number in range(count)]
         return [LegPlan(f"{number:02d}-{leg[0]}", *leg[1:]) for number, leg in enumerate(found)]
+    if config.gate.name == "g3":
+        found = [leg for leg in found if leg[1] == "seed"]
+        points = (1, config.gate.sequential_requests)
+        found += [(f"structure-c{point}-{arm}", "structure", arm, point, 1) for point in points for arm in "AB"]
+        return [LegPlan(f"{number:02d}-{leg[0]}", *leg[1:]) for number, leg in enumerate(found)]
     for concurrency, arm, repetition in _series(config):
         if pairs is None or [concurrency, repetition] in [list(pair) for pair in pairs]:
             found.append((f"c{concurrency}-{arm}-r{repetition}", "timed", arm, concurrency, repetition))
@@ -145,6 +169,24 @@ def _series(config: Config) -> list[tuple[int, str, int]]:
         return [(point, arm, repetition) for point in points for arm, repetition in order]
     pairs = [order[start : start + 2] for start in range(0, len(order), 2)]
     return [(point, arm, repetition) for pair in pairs for point in points for arm, repetition in pair]
+
+
+def _not_structural(capabilities: Sequence[str], demands: Mapping[str, Any]) -> list[NotApplicable]:
+    """What G3 leaves out: what the engine does not count, and a trace of its kernels where none was given."""
+    found = [NotApplicable(*NEEDS[need]) for need in ("fp4_plans", "arm_counters") if need not in capabilities]
+    counters = demands["counters"]
+    if "gemms" not in counters:
+        found.append(NotApplicable("GEMMs a forward, as counted", "the engine does not count its GEMMs and forwards"))
+    if "parses" not in counters and "fp4_plans" in capabilities:
+        found.append(NotApplicable("plan documents parsed", "the engine does not count them"))
+    lacking = [arm for arm in "AB" if arm not in demands["traces"]]
+    if "gpu" not in capabilities:
+        reason = "the engine computes on the CPU, where no kernel is launched and so none can be traced"
+        found += [NotApplicable("kernel trace", reason)] if lacking else []
+    elif lacking:
+        arms = " and ".join({"A": "candidate", "B": "baseline"}[arm] for arm in lacking)
+        found.append(NotApplicable("kernel trace", f"none was given for the {arms} (gate.traces)"))
+    return found
 
 
 def _not_applicable(config: Config, capabilities: Sequence[str], gpu: bool) -> list[NotApplicable]:

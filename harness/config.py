@@ -18,6 +18,8 @@ __all__ = [
     "Key",
     "RuleConfig",
     "SigningConfig",
+    "TraceConfig",
+    "TracesConfig",
     "WorkloadConfig",
     "keys",
 ]
@@ -32,15 +34,39 @@ def key(meaning: str, *, unit: str = "", default: Any = "???") -> Any:
 
 
 @dataclass
+class TraceConfig:
+    path: str | None = key(
+        "g3: a profiler's file of this arm: an `nsys export --type sqlite` file, or a torch profiler's JSON, plain or "
+        "gzip; relative to where the command was started",
+        default=None,
+    )
+    forwards: int = key("g3: whole forwards in that trace", default=0)
+
+
+@dataclass
+class TracesConfig:
+    candidate: TraceConfig = field(default_factory=TraceConfig, metadata={"meaning": "arm A", "unit": ""})
+    baseline: TraceConfig = field(default_factory=TraceConfig, metadata={"meaning": "arm B", "unit": ""})
+
+
+@dataclass
 class GateConfig:
-    name: str = key("which gate's demands apply: g1, g2, g4 or g5")
+    name: str = key("which gate's demands apply: g1, g2, g3, g4 or g5")
     concurrencies: list[int] = key("closed-loop concurrencies, in the order they are run", unit="requests in flight")
     repetitions: int = key("pairs of legs per concurrency")
     model_gate: bool = key("run the engine's own model gate for both arms first", default=True)
     sequential_requests: int = key(
-        "prompts sent one at a time to each arm for the same-shape proof; 0 = none", unit="requests", default=6
+        "prompts sent one at a time to each arm for the same-shape proof (g3: its load); 0 = none",
+        unit="requests",
+        default=6,
     )
     replays: int = key("g2: fresh processes that must load the frozen plan alike, arms alternating", default=0)
+    traces: TracesConfig = field(default_factory=TracesConfig, metadata={"meaning": "g3: kernel traces", "unit": ""})
+    families: list[dict[str, Any]] = key(
+        "g3: kernels to be counted in a trace, as [{name: NAME, pattern: REGEX, per_forward: N}]; empty = those that "
+        "the engine's adapter names",
+        default=[],
+    )
     architectures: list[str] = key("g1: GPU architectures to compile the sources for, such as 121a", default=[])
     stacked: bool = key("allow the arms to differ in more than one lever", default=False)
     prerequisites: list[str] = key("g5: sealed PASS bundles of G1 to G4 of the same subject", default=[])

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness import campaign, canonical, floor_store, index, prerequisites, settings, signing, transport
+from harness import campaign, canonical, floor_store, index, prerequisites, settings, signing, trace_files, transport
 from harness.agent.values import Packed, Prepared, pack_document
 from harness.config import Config
 from harness.display import Display
@@ -29,7 +29,7 @@ from harness.sealing import Sealed, seal_run
 from harness.transport.base import LinkLost, Patient, Transport
 from harness.watching import CALL_S, Refused, Watch
 
-__all__ = ["PREPARE_S", "Sealed", "attach", "run"]
+__all__ = ["PREPARE_S", "Sealed", "attach", "require_structure", "run"]
 
 PREPARE_S = 3600.0  # weights of a large model may be written first
 START_S = 300.0
@@ -45,6 +45,7 @@ class _Order:
     plan: Plan
     prepared: Prepared
     document: bytes | None
+    traces: Mapping[str, trace_files.Given]
     floors: list[Any]
     link: Transport
     invoked_in: Path
@@ -63,7 +64,8 @@ def run(config: Config, invoked_in: Path, console: Console, aa: Mapping[str, Any
         display.note("checking the configuration and preparing weights and prompts")
         document = _document(config, invoked_in)
         proofs = _proofs(config, invoked_in, aa)
-        plan, prepared = _plan(config, document, link, aa)
+        traces = trace_files.read(config.gate, invoked_in)
+        plan, prepared = _plan(config, document, traces, link, aa)
         if proofs is not None:
             plan = replace(plan, prerequisites=prerequisites.document(config.gate, proofs, plan))
         floors = [] if aa is not None else floor_store.choose(config.floor, root, invoked_in, plan)
@@ -82,7 +84,7 @@ def run(config: Config, invoked_in: Path, console: Console, aa: Mapping[str, Any
         if name is not None:
             display.note(f"attaching to the unfinished run {name} of the same plan")
         else:
-            order = _Order(config, plan, prepared, document, floors, link, invoked_in)
+            order = _Order(config, plan, prepared, document, traces, floors, link, invoked_in)
             _rehearse(order, display)
             name = _start(order, display)
         sealed = _finish(config, name, link, display, root)
@@ -92,11 +94,12 @@ def run(config: Config, invoked_in: Path, console: Console, aa: Mapping[str, Any
 def _only_rehearsed(config: Config, invoked_in: Path, console: Console) -> Rehearsed:
     """Without the host: what it would say is made up, and so are the bundles of a grid that names none."""
     document = _document(config, invoked_in)
-    plan = _checked(_planned(config, document, offline.prepared(config), None), None)
+    traces = trace_files.read(config.gate, invoked_in)
+    plan = _checked(_planned(config, document, traces, offline.prepared(config), None), None)
     if config.gate.name == "g5":
         prerequisites.read(config.gate, invoked_in)
         plan = replace(plan, prerequisites=offline.prerequisites(config.gate.second_model))
-    done = rehearse(config, plan, document=document, floors=[], invoked_in=invoked_in)
+    done = rehearse(config, plan, document=document, traces=traces, floors=[], invoked_in=invoked_in)
     for line in done.lines():
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return done
@@ -108,7 +111,14 @@ def _rehearse(order: _Order, display: Display) -> None:
         display.note("not rehearsed: rehearse=false")
         return
     display.note("rehearsing the plan against made processes")
-    done = rehearse(order.config, order.plan, document=order.document, floors=order.floors, invoked_in=order.invoked_in)
+    done = rehearse(
+        order.config,
+        order.plan,
+        document=order.document,
+        traces=order.traces,
+        floors=order.floors,
+        invoked_in=order.invoked_in,
+    )
     for line in done.lines():
         display.note(line)
 
@@ -171,7 +181,11 @@ def _proofs(config: Config, invoked_in: Path, aa: Mapping[str, Any] | None) -> l
 
 
 def _plan(
-    config: Config, document: bytes | None, link: Transport, aa: Mapping[str, Any] | None
+    config: Config,
+    document: bytes | None,
+    traces: Mapping[str, trace_files.Given],
+    link: Transport,
+    aa: Mapping[str, Any] | None,
 ) -> tuple[Plan, Prepared]:
     """The frozen plan: what was asked for, and what the host says of the subject and of itself."""
     try:
@@ -179,10 +193,16 @@ def _plan(
     except LinkLost as error:
         raise UsageError("unreachable", f"{error.message}; nothing was started") from error
     prepared = Prepared.from_json(answer)
-    return _checked(_planned(config, document, prepared, aa), aa), prepared
+    return _checked(_planned(config, document, traces, prepared, aa), aa), prepared
 
 
-def _planned(config: Config, document: bytes | None, prepared: Prepared, aa: Mapping[str, Any] | None) -> Plan:
+def _planned(
+    config: Config,
+    document: bytes | None,
+    traces: Mapping[str, trace_files.Given],
+    prepared: Prepared,
+    aa: Mapping[str, Any] | None,
+) -> Plan:
     return campaign.plan(
         config,
         subject=prepared.subject,
@@ -194,11 +214,14 @@ def _planned(config: Config, document: bytes | None, prepared: Prepared, aa: Map
         aa=aa,
         suites=prepared.suites,
         not_tested=prepared.not_tested,
+        structure=prepared.structure,
+        traces={arm: given.named() for arm, given in traces.items()},
     )
 
 
 def _checked(plan: Plan, aa: Mapping[str, Any] | None) -> Plan:
-    """The plan itself. UsageError where the arms are no comparison."""
+    """The plan itself. UsageError where the arms are no comparison, or there is nothing to look at."""
+    require_structure(plan)
     if aa is None and not plan.difference:
         raise UsageError("same-arms", "engine.candidate and engine.baseline are the same; set what the change is")
     if len(plan.difference) > 1 and not plan.stacked:
@@ -208,6 +231,18 @@ def _checked(plan: Plan, aa: Mapping[str, Any] | None) -> Plan:
             "change one, or say gate.stacked=true",
         )
     return plan
+
+
+def require_structure(plan: Plan) -> None:
+    """G3 has something to look at. UsageError `no-structure` where it has not: a pass would mean nothing."""
+    if plan.structure is None:
+        return
+    if plan.structure["traces"] and not plan.structure["families"]:
+        mend = "say gate.families=[{name: NAME, pattern: REGEX, per_forward: N}]"
+        raise UsageError("no-families", f"gate.traces: nothing is known of the kernels of {plan.engine}; {mend}")
+    if "fp4_plans" not in plan.capabilities and not plan.structure["counters"] and not plan.structure["traces"]:
+        text = f"{plan.engine} keeps no FP4 plans and counts no GEMMs, so gate=g3 has nothing to look at"
+        raise UsageError("no-structure", f"{text}; give kernel traces (gate.traces)")
 
 
 def _unfinished(config: Config, plan: Plan, link: Transport, root: Path) -> str | None:
@@ -243,6 +278,7 @@ def _start(order: _Order, display: Display) -> str:
         "document": None if order.document is None else pack_document(order.document),
         "earlier": index.earlier(root, index.subject_key(plan)),
         "nonce": nonce,
+        "traces": trace_files.packed(order.traces),
         "floor": floor_store.packed(order.floors).decode() if order.floors else None,
         "places": places,
     }

@@ -23,6 +23,7 @@ from harness.plan import LegPlan, partition
 from harness.process import Owned
 from harness.records import SuiteReport
 from harness.series import Series, log_end, run_series
+from harness.structure import END, READY
 from harness.telemetry import procfs, record
 
 __all__ = ["run_leg"]
@@ -247,11 +248,9 @@ def _sequential(context: Context, leg: LegPlan, folder: Path) -> None:
     """The first partition's prompts, one at a time (the same shapes in both arms, so the tokens must be the same) or
     all at once."""
     before = _frozen_sha(context)
-    prompts = context.state.corpus / f"{partition(context.plan.concurrencies[0], 1)}.jsonl"
-    rows = prompts.read_bytes().splitlines(keepends=True)[: context.config.gate.sequential_requests]
-    few = context.state.root / f"{leg.name}.prompts.jsonl"
-    few.write_bytes(b"".join(rows))
-    series = Series(few, concurrency=len(rows) if leg.kind == "concurrent" else 1, warmups=0, keep_text=True)
+    few = _few_prompts(context, leg)
+    at_once = context.config.gate.sequential_requests if leg.kind == "concurrent" else 1
+    series = Series(few, concurrency=at_once, warmups=0, keep_text=True)
     address = _attached(context, leg)
     if address is not None:
         load = run_series(context, series, None, folder, address)
@@ -267,6 +266,34 @@ def _inertness(context: Context, leg: LegPlan, folder: Path) -> None:
     """The sequential proof of the second model: a change made for the first one must leave its tokens alone."""
     assert context.second is not None, "the plan holds this leg only where engine.second names a model"
     _sequential(replace(context, engine=context.second), leg, folder)
+
+
+def _few_prompts(context: Context, leg: LegPlan) -> Path:
+    """A file with the first gate.sequential_requests prompts of the first partition."""
+    prompts = context.state.corpus / f"{partition(context.plan.concurrencies[0], 1)}.jsonl"
+    rows = prompts.read_bytes().splitlines(keepends=True)[: context.config.gate.sequential_requests]
+    few = context.state.root / f"{leg.name}.prompts.jsonl"
+    few.write_bytes(b"".join(rows))
+    return few
+
+
+def _structure(context: Context, leg: LegPlan, folder: Path) -> None:
+    """A fresh read-only process under a few prompts, with its counters as they are once it is ready and afterwards."""
+    assert leg.concurrency is not None
+    before = _frozen_sha(context)
+    series = Series(_few_prompts(context, leg), leg.concurrency, warmups=0)
+    with _server(context, leg, folder) as owned:
+        _keep_counters(context, folder / READY)
+        load = run_series(context, series, owned, folder)
+        _keep_counters(context, folder / END)
+    _write_plans(context, leg, folder, before)
+    _write(folder, "leg.json", _leg_head(context, leg, owned, load=load))
+
+
+def _keep_counters(context: Context, path: Path) -> None:
+    """/metrics as it is; nothing where the engine has none."""
+    answer = context.machine.get(context.config.host.port, "/metrics")
+    write_new(path, answer.text().encode() if answer.status == HTTPStatus.OK else b"")
 
 
 def _replay(context: Context, leg: LegPlan, folder: Path) -> None:
@@ -365,6 +392,7 @@ RUNNERS = {
     "inertness": _inertness,
     "concurrent": _sequential,
     "replay": _replay,
+    "structure": _structure,
     "collect": _suite,
     "suite": _suite,
     "build": _suite,

@@ -13,7 +13,7 @@ from harness.rule import altered
 __all__ = ["FORMAT", "Arm", "LegPlan", "NotApplicable", "Plan", "leg_order", "partition", "prompts_digest"]
 
 FORMAT = "nvfp4-gates-plan-v1"
-LATER = ("aa", "floor", "prerequisites", "rehearsal")
+LATER = ("aa", "floor", "prerequisites", "rehearsal", "structure", "unprofiled")
 ORDERS = {"seed": ("AB", "BA", "AB"), "abba": ("AB", "BA", "BA", "AB"), "fixed": ("AB",)}
 
 
@@ -74,6 +74,8 @@ class Plan:
     floor: Mapping[str, Any] | None = None  # the floors by which the verdict is interpreted, by their digests
     prerequisites: Mapping[str, Any] | None = None  # G5: the sealed bundles it stands on, and whether it was overridden
     rehearsal: bool | None = None  # true: this is a rehearsal; false: started without one (`rehearse=false`)
+    structure: Mapping[str, Any] | None = None  # G3: what the engine must launch and select; the traces that were given
+    unprofiled: bool | None = None  # G4, G5: no profiler may have been at work in a timed process
 
     def requests(self, concurrency: int) -> int:
         return int(self.workload["points"][str(concurrency)])

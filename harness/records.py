@@ -28,7 +28,9 @@ __all__ = [
     "RequestRecord",
     "SamplerReport",
     "ServerReport",
+    "Structure",
     "SuiteReport",
+    "Trace",
 ]
 
 
@@ -260,6 +262,34 @@ class SuiteReport:
 
 
 @dataclass(frozen=True)
+class Trace:
+    """Launches by kernel name. `graph_launches` counts replays of CUDA graphs, `graph_nodes` the kernels seen in them.
+
+    `graph_launches` is None where the profiler does not tell.
+    """
+
+    kernels: Mapping[str, int]
+    graph_launches: int | None = None
+    graph_nodes: int = 0
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What one process of G3 showed of its work: its counters at readiness and after its load, by what they count.
+
+    `oracle` is the plan map that it should have selected, rows as in `PlanReport.selected`, None where there is none;
+    `trace` and the SHA-256 of its file are of the arm, and with the arm's first process only.
+    """
+
+    ready: Mapping[str, int | None]
+    end: Mapping[str, int | None]
+    oracle: tuple[tuple[int, int, int, int], ...] | None = None
+    trace: Trace | None = None
+    trace_sha256: str | None = None
+
+
+@dataclass(frozen=True)
 class GpuState:
     """One board at one moment. `reasons` are the clock event reasons now active, `counters_ns` their times so far.
 
@@ -342,7 +372,7 @@ class SamplerReport:
 @dataclass(frozen=True)
 class Leg:
     """Everything one process left behind. `kind` is seed, model-gate, sequential, concurrent, inertness, replay,
-    sanitizer or timed; in G1, which starts no server, it is collect, suite or build.
+    structure, sanitizer or timed; in G1, which starts no server, it is collect, suite or build.
 
     `texts` are the completions of a sequential or concurrent proof, in prompt order. A part that this kind of leg does
     not have, or that the engine cannot give, is None.
@@ -373,6 +403,8 @@ class Leg:
     canary_before: Canary | None = None
     canary_after: Canary | None = None
     sampler: SamplerReport | None = None
+    command: Mapping[str, Any] | None = None  # argv, env and cwd of the process that this leg started
+    structure: Structure | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Everything that is wrong is found here, before a lease, an engine or a file, and
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.config import Config, HostConfig, SigningConfig
+from harness.config import Config, GateConfig, HostConfig, SigningConfig
 from harness.errors import UsageError
 
 __all__ = [
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 MAX_PORT = 65535
-GATES = ("g1", "g2", "g4", "g5")
+GATES = ("g1", "g2", "g3", "g4", "g5")
 
 
 def conf_dir() -> Path:
@@ -199,6 +200,26 @@ def _check(config: Config) -> None:
     most = load.points[gate.concurrencies[0]]
     need = f"must be 0 to {most}, the requests at the first concurrency"
     _demand(0 <= gate.sequential_requests <= most, "gate.sequential_requests", gate.sequential_requests, need)
+    if gate.name == "g3":
+        _check_structure(gate)
+
+
+def _check_structure(gate: GateConfig) -> None:
+    """G3's load, its traces and what is counted in them."""
+    need = "g3 sends at least 2 prompts, one at a time and then at once"
+    _demand(gate.sequential_requests >= 2, "gate.sequential_requests", gate.sequential_requests, need)
+    for name, trace in (("candidate", gate.traces.candidate), ("baseline", gate.traces.baseline)):
+        need = "a trace needs the number of whole forwards in it, at least 1"
+        _demand(trace.path is None or trace.forwards > 0, f"gate.traces.{name}.forwards", trace.forwards, need)
+    for family in gate.families:
+        need = "is [{name: NAME, pattern: REGEX, per_forward: N}, …] with N above 0"
+        _demand(family.keys() == {"name", "pattern", "per_forward"}, "gate.families", family, need)
+        count = family["per_forward"]
+        _demand(type(count) is int and count > 0, "gate.families", family, need)
+        try:
+            re.compile(str(family["pattern"]))
+        except re.error as error:
+            _demand(False, "gate.families", family["pattern"], f"is no regular expression: {error}")
 
 
 def _check_transport(host: HostConfig) -> None:

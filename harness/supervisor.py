@@ -239,7 +239,7 @@ class Supervisor:
         }
 
     def _requests(self, leg: LegPlan) -> int:
-        if leg.kind in ("sequential", "concurrent", "inertness"):
+        if leg.kind in ("sequential", "concurrent", "inertness", "structure"):
             return self._config.gate.sequential_requests
         return self._config.workload.points[leg.concurrency] if leg.concurrency is not None else 0
 

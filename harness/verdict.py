@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gates import g1, g2, g4, g5, servers
+from gates import g1, g2, g3, g4, g5, servers
 from harness import axes as axes_module
 from harness.interpretation import interpret
 from harness.logratios import arm_values
@@ -20,12 +20,13 @@ FORMAT = "nvfp4-gates-verdict-v1"
 GATES: Mapping[str, Callable[[Plan, Sequence[Leg]], list[Check]]] = {
     "g1": g1.checks,
     "g2": g2.checks,
+    "g3": g3.checks,
     "g4": g4.checks,
     "g5": g5.checks,
 }
 LEG_GATES: Mapping[str, Callable[[Plan, Leg], list[Check]]] = {"g4": g4.leg_checks, "g5": g5.leg_checks}
 # Gates of checks: what else fails is a FAIL.
-VOIDING: Mapping[str, frozenset[str]] = {"g1": g1.VOIDING, "g2": g2.VOIDING}
+VOIDING: Mapping[str, frozenset[str]] = {"g1": g1.VOIDING, "g2": g2.VOIDING, "g3": g3.VOIDING}
 SERVERLESS = ("g1",)  # gates that start no server, so that none can load a plan
 
 

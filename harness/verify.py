@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gates import g3
+from gates import kernel_traces
 from harness import bundle, canonical, journal, origin, verdict, witnesses
 from harness.derived import at_first, derived
 from harness.errors import HarnessError, UsageError
@@ -44,8 +44,9 @@ def assess(root: Path) -> dict[str, Any]:
     plan = Plan.from_bytes((root / "plan.json").read_bytes())
     events = journal.parse((root / "journal.jsonl").read_bytes())
     checks = [*journal.checks(events), _drained(root)]
-    if plan.ladder:  # older gates keep the checks that their bundles were sealed with
-        checks.append(g3.untraced((path.relative_to(root).as_posix() for path in bundle.members(root)), "bundle"))
+    if plan.ladder or plan.unprofiled:  # older bundles keep the checks that they were sealed with
+        files = (path.relative_to(root).as_posix() for path in bundle.members(root))
+        checks.append(kernel_traces.untraced(files, "bundle"))
     started = next((str(event["utc"]) for event in events if event["event"] == "start"), None)
     return verdict.compute(plan, bundle.read_legs(root, plan), checks, bundle.read_floors(root), started)
 

@@ -56,8 +56,10 @@ class _Counts:
 @dataclass(frozen=True)
 class Stats(_Counts):
     """Counters since the process began, and the plans it has. `profiles_requested` counts tunings begun,
-    `profiles_tuned` those that chose a tactic (lazy ones included), `profiles_saved` plans in published documents."""
+    `profiles_tuned` those that chose a tactic (lazy ones included), `profiles_saved` plans in published documents,
+    `documents_parsed` plan documents parsed, at whatever time."""
 
+    documents_parsed: int = 0
     delay_microseconds: int = 0
     persistent_cache_enabled: bool = False
     read_only: bool = False
@@ -176,6 +178,7 @@ class PlanRuntime:
         documents = self._documents
         return Stats(
             **vars(self._counts),
+            documents_parsed=documents.parsed,
             delay_microseconds=self.metadata.delay_microseconds,
             persistent_cache_enabled=self.settings.persistent,
             read_only=self.settings.read_only,

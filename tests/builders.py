@@ -28,8 +28,10 @@ from harness.records import (
     PlanReport,
     RequestRecord,
     SamplerReport,
+    Structure,
 )
 from harness.settings import compose_config
+from harness.structure import END, READY
 
 ALL = ("arm_counters", "fp4_plans", "model_gate", "sequential_proof", "token_ids")
 SMALL = (
@@ -43,6 +45,23 @@ SMALL = (
 MS = 1_000_000
 STARTED = datetime(2026, 12, 7, 12, tzinfo=UTC)
 SHA = "a" * 64
+COMMAND = {"argv": ["/engine"], "env": {"VT_FP4_DIRECT_SF": "1"}, "cwd": "/"}
+# What an adapter says of its engine for G3, and what two forwards before readiness and ten after it then count.
+STRUCTURE = {
+    "counters": {
+        "gemms": "gemms_total",
+        "forwards": "forwards_total",
+        "parses": "parses_total",
+        "misses": "misses_total",
+    },
+    "documents": 1,
+    "gemms_per_forward": 8,
+    "gemms_because": "2 layers x 4 projections",
+}
+COUNTED = (
+    {"gemms": 16, "forwards": 2, "parses": 1, "misses": 0},
+    {"gemms": 96, "forwards": 12, "parses": 1, "misses": 0},
+)
 CANARY = Canary({"cpu_copy": 2_500_000, "cpu_gemv": 15_000}, dict.fromkeys(("gpu_copy", "gpu_gemv"), "no NVML device"))
 
 
@@ -50,7 +69,9 @@ def small_config(*overrides: str) -> Config:
     return compose_config([*SMALL, *overrides])
 
 
-def small_plan(*overrides: str, capabilities: Sequence[str] = ALL, gpu: bool = False) -> Plan:
+def small_plan(
+    *overrides: str, capabilities: Sequence[str] = ALL, gpu: bool = False, traces: Mapping[str, Any] | None = None
+) -> Plan:
     able = (*capabilities, "gpu") if gpu else capabilities
     return campaign.plan(
         small_config(*overrides),
@@ -60,6 +81,8 @@ def small_plan(*overrides: str, capabilities: Sequence[str] = ALL, gpu: bool = F
         gpu=gpu,
         corpus={partition(2, number): prompts_digest([SHA] * 4) for number in (1, 2, 3)},
         frozen_plan_sha256=None,
+        structure=STRUCTURE,
+        traces=traces,
     )
 
 
@@ -104,10 +127,17 @@ def plan_report(tactics: Mapping[tuple[int, int, int], int] | None = None, **cha
     return replace(report, **changes)
 
 
+def frozen_document(rows: Sequence[tuple[int, int, int, int]] | None = None) -> bytes:
+    """A native plan document of these (M bucket, N, K, tactic), as far as G3 reads it."""
+    plans = plan_report().selected if rows is None else rows
+    entries = [{"m_bucket": m, "n": n, "k": k, "tactic_id": tactic, "runner": "R"} for m, n, k, tactic in plans]
+    return canonical.dumps({"plans": entries})
+
+
 def good_leg(planned: LegPlan, plan: Plan, *, scale: float = 1.0) -> Leg:
     """A leg as a healthy run leaves it. `scale` stretches every latency."""
     base = Leg(planned.name, planned.kind, planned.arm, planned.concurrency, planned.repetition, "exit code 0")
-    base = replace(base, plans=plan_report(), plan_sha256=(SHA, SHA))
+    base = replace(base, plans=plan_report(), plan_sha256=(SHA, SHA), command=COMMAND)
     if planned.kind == "seed":
         return replace(base, plans=plan_report(mode="read-write", tuned=2, loaded=0, saved=2), plan_sha256=None)
     if planned.kind == "model-gate":
@@ -115,6 +145,13 @@ def good_leg(planned: LegPlan, plan: Plan, *, scale: float = 1.0) -> Leg:
     base = replace(base, arm_proof=ArmProof(True, "0 swizzles", "0 swizzles"))
     if planned.kind == "replay":
         return base
+    if planned.kind == "structure":
+        assert planned.concurrency is not None
+        records = tuple(request(index, index * 100 * MS) for index in range(2))
+        idle = {"candidates": 0, "warmups": 0, "delays": 0, "timed": 0}
+        shown = Structure(*COUNTED, plan_report().selected)
+        load = load_report(planned.concurrency, 2)
+        return replace(base, requests=records, load=load, plans=plan_report(tuning=idle), structure=shown)
     if planned.kind in ("sequential", "concurrent", "inertness"):
         records = tuple(request(index, index * 100 * MS) for index in range(2))
         return replace(base, requests=records, texts=("ab", "cd"), load=load_report(1, 2))
@@ -217,6 +254,12 @@ def write_leg(folder: Path, leg: Leg) -> None:
         bundle.write_new(
             folder / "plans.json", canonical.dumps({"report": leg.plans.to_json(), "document_sha256": sha})
         )
+    if leg.command is not None:
+        bundle.write_new(folder / "command.json", canonical.dumps(dict(leg.command)))
+    if leg.structure is not None:
+        for name, counted in ((READY, leg.structure.ready), (END, leg.structure.end)):
+            lines = [f"# TYPE {role}_total counter\n{role}_total {value}\n" for role, value in counted.items()]
+            bundle.write_new(folder / name, "".join(lines).encode())
     if leg.sampler is not None:
         bundle.write_new(folder / "sampler.json", canonical.dumps(vars(leg.sampler)))
     if leg.cache_before and leg.cache_after and leg.memory_return:

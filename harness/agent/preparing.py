@@ -11,12 +11,12 @@ from harness import bench_client, canonical, corpus, corpus_text, settings
 from harness.agent.values import Prepared
 from harness.config import Config, HostConfig
 from harness.engines import registry
-from harness.engines.base import Engine, WithSanitizer, WithSuites
+from harness.engines.base import Engine, WithSanitizer, WithStructure, WithSuites
 from harness.errors import HarnessError, UsageError
 from harness.state import cache_dir
 from harness.telemetry import host, probe
 
-__all__ = ["install", "prepare", "prompts_folder", "suites_of"]
+__all__ = ["install", "prepare", "prompts_folder", "structure_of", "suites_of"]
 
 IDENTITY = ("hostname", "kernel", "machine", "cpu_model", "cores", "usable_cores", "mem_total_kib", "python")
 
@@ -54,7 +54,19 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
         prompts=name,
         suites=suites,
         not_tested=not_tested,
+        structure=structure_of(config, engine),
     ).to_json()
+
+
+def structure_of(config: Config, engine: Engine) -> Mapping[str, Any]:
+    """What G3 is told of the engine; nothing for other gates. UsageError `not-owned` for servers that run elsewhere."""
+    if config.gate.name != "g3":
+        return {}
+    if "external" in engine.capabilities:
+        raise UsageError(
+            "not-owned", f"gate=g3 looks into fresh processes of its own, and those of {engine.name} run elsewhere"
+        )
+    return engine.structure() if isinstance(engine, WithStructure) else {}
 
 
 def suites_of(config: Config, engine: Engine) -> tuple[list[list[str]], dict[str, str]]:

@@ -42,7 +42,8 @@ def find(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def start(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Request: `run` (its name), `config`, `plan`, `prompts`, `document`, `earlier`, `nonce`, `places`.
+    """Request: `run` (its name), `config`, `plan`, `prompts`, `document`, `traces`, `earlier`, `nonce`,
+    `places`.
 
     UsageError when the port is taken or the lease path cannot be used. A run of that name that was started stays.
     """
@@ -88,6 +89,8 @@ def lay_out(state: RunState, config: Config, request: Mapping[str, Any]) -> None
     bundle.write_new(state.bundle / "command.json", canonical.dumps({**_places(config), **request["places"]}))
     if request.get("floor") is not None:
         bundle.write_new(state.bundle / "floor.json", request["floor"].encode())
+    for name, packed in request["traces"].items():
+        bundle.write_new(state.bundle / Path(name).name, unpack_document(packed))
     if request["document"] is not None:
         given = state.root / "plans" / GIVEN
         given.parent.mkdir()

@@ -24,7 +24,7 @@ __all__ = [
     "unpack_document",
 ]
 
-PROTOCOL = 2
+PROTOCOL = 3
 BUG = "agent-bug"
 
 
@@ -47,6 +47,7 @@ class Prepared(_Value):
     """What the host knows of the subject and of itself. `prompts` names the folder of the prompts in its cache.
 
     G1 and G2: `suites` are kind and name of each command of the engine's own, `not_tested` what is left out, and why.
+    G3: `structure` is what the adapter says of the engine's counters, GEMMs and oracle.
     """
 
     subject: Mapping[str, Any]
@@ -57,6 +58,7 @@ class Prepared(_Value):
     prompts: str
     suites: Sequence[Sequence[str]] = ()
     not_tested: Mapping[str, str] = field(default_factory=dict)
+    structure: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ __all__ = [
     "ServerReport",
     "Suite",
     "WithSanitizer",
+    "WithStructure",
     "WithSuites",
 ]
 
@@ -146,10 +147,11 @@ class WithSuites(Protocol):
 @dataclass(frozen=True)
 class Said:
     """What one healthy process of an engine would leave: its log, what it would answer by path (/metrics and the
-    adapter's pages), and the plan document that a seed would save."""
+    adapter's pages), what of this is another answer `after` a load, and the plan document that a seed would save."""
 
     log: str = ""
     answers: Mapping[str, str] = field(default_factory=dict)
+    after: Mapping[str, str] = field(default_factory=dict)
     document: bytes | None = None
 
 
@@ -159,3 +161,19 @@ class Rehearsing(Protocol):
 
     def rehearsed(self, kind: str, arm: Mapping[str, Any], plan: Path | None) -> Said:
         """For a leg of `kind`. `plan` is the document that the process reads; of a seed, none is there yet."""
+
+
+@runtime_checkable
+class WithStructure(Protocol):
+    """An engine that counts what G3 asks, or of which an oracle's plans are known."""
+
+    def structure(self) -> Mapping[str, Any]:
+        """After `prepare`. Each part may be absent:
+
+        `counters`: lines of /metrics that count gemms, forwards, parses (of plan documents) and lazy misses.
+        `gemms_per_forward`, from the model's sizes, and `gemms_because`, how it was computed.
+        `documents`: how many plan documents a process parses while it loads.
+        `oracle`: rows (M bucket, N, K, tactic) and `oracle_source`, what they are; else it is the frozen document.
+        `runners`: the gauge of /metrics, labelled `runner`, with the first tactic id of each runner in a document.
+        `families`: kernels to be counted in a trace: name, pattern, per_forward.
+        """

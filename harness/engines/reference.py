@@ -16,7 +16,7 @@ from harness.engines.base import Address, Launch, Said, Suite
 from harness.errors import UsageError
 from harness.records import ArmProof, ModelGate, PlanReport, ServerReport, SuiteReport
 
-__all__ = ["MODEL_GATE_SAID", "Reference", "plans_said", "read_model_gate", "read_plans"]
+__all__ = ["MODEL_GATE_SAID", "Reference", "plans_said", "read_model_gate", "read_oracle", "read_plans"]
 
 MODEL = "gate"
 DIRECT = "VT_FP4_DIRECT_SF"
@@ -31,6 +31,13 @@ SANITIZER = "compute-sanitizer"
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 SANITIZED = ("1", "3", "5", "18", "23", "31")  # tactics: each schedule and side, small and large tiles
 MODES = {"tests": (), "tests-dev": ("-X", "dev", "-W", "error")}
+COUNTERS = {
+    "forwards": "nvfp4_forwards_total",
+    "gemms": "nvfp4_gemms_total",
+    "misses": "nvfp4_lazy_misses_total",
+    "parses": "nvfp4_plan_documents_parsed_total",
+}
+GEMM_KERNEL = r"cutlass::device_kernel<.*[gG]emm|\bfused<|^nvjet_|_xmma_gemm_"  # Hopper: fused ones and cuBLASLt's
 NO_NATIVE = "the reference engine's own code on the CPU backend is Python; the native code that it runs is NumPy's"
 NOT_SANITIZED = "the host code of its CUDA library is compiled with warnings as errors, not under a sanitizer"
 MODEL_GATE_SAID = """[doctest] test cases: 4 | 4 passed | 0 failed | 0 skipped
@@ -223,6 +230,26 @@ class Reference:
             return {}
         return {SANITIZER: "not on this host: neither on PATH nor below /usr/local/cuda*/bin"}
 
+    def structure(self) -> Mapping[str, Any]:
+        """GEMMs a forward by the sizes in the weights file, or those that one would get: each layer multiplies once by
+        each of its projections."""
+        from kernels.serve import weights
+
+        sizes = weights.load(self._weights).config if self._weights.is_file() else weights.Config()
+        layers, projections = sizes.layers, len(weights.PROJECTIONS)
+        gemms = layers * projections
+        found = {
+            "counters": COUNTERS,
+            "documents": 1,
+            "gemms_per_forward": gemms,
+            "gemms_because": f"{layers} layers x {projections} projections",
+            "runners": "nvfp4_runner_first_tactic",
+        }
+        if self._backend == "cpu":
+            return found
+        family = {"name": "fp4_gemm", "pattern": GEMM_KERNEL, "per_forward": gemms}
+        return {**found, "families": [family]}
+
     def suite_report(self, log: str) -> SuiteReport | None:
         return pytest_log.parse(log)
 
@@ -232,10 +259,16 @@ class Reference:
         said = plans_said(kind, plan)
         if kind == "model-gate":
             return Said(said.log + MODEL_GATE_SAID)
-        gemms = 64
-        counted = {"nvfp4_standalone_swizzles_total": 4 if _direct(arm) else gemms, "nvfp4_gemms_total": gemms}
-        metrics = said.answers["/metrics"] + "".join(f"{name} {value}\n" for name, value in counted.items())
-        return Said(said.log, {"/metrics": metrics}, said.document)
+        ready, after = (said.answers["/metrics"] + self._counted(arm, forwards) for forwards in (2, 8))
+        return Said(said.log, {"/metrics": ready}, {"/metrics": after}, said.document)
+
+    def _counted(self, arm: Mapping[str, Any], forwards: int) -> str:
+        """Counters of a rehearsed process after so many forwards."""
+        gemms = forwards * int(self.structure()["gemms_per_forward"])
+        swizzles = 4 if _direct(arm) else gemms
+        values = {COUNTERS["forwards"]: forwards, COUNTERS["gemms"]: gemms, COUNTERS["parses"]: 1}
+        lines = {**values, "nvfp4_standalone_swizzles_total": swizzles}
+        return "".join(f"{name} {value}\n" for name, value in lines.items())
 
 
 def _direct(arm: Mapping[str, Any]) -> bool:
@@ -251,14 +284,17 @@ def _given(plan: Path) -> dict[tuple[int, int, int], int] | None:
         return None
 
 
-def plans_said(kind: str, plan: Path | None, delay_us: int = 0) -> Said:
-    """Plan lines, plan counters and a seed's document for a rehearsal: the plans of `plan`, or the oracle's shapes."""
+def plans_said(kind: str, plan: Path | None, delay_us: int = 0, *, cutlass: bool = False) -> Said:
+    """Plan lines, plan counters and a seed's document for a rehearsal: the plans of `plan`, or the oracle's shapes, and
+    with `cutlass` its tactics, too."""
     from kernels.backends import cpu
     from kernels.plans import document, log, oracle
     from kernels.plans.selected import selected_lines
     from kernels.plans.settings import Settings
+    from kernels.tactics import CUTLASS_TACTICS
 
-    metadata, ids = cpu.metadata(Settings.from_env({})), sorted(tactic.id for tactic in cpu.CPU_TACTICS)
+    tactics = CUTLASS_TACTICS if cutlass else cpu.CPU_TACTICS
+    metadata, ids = cpu.metadata(Settings.from_env({})), sorted(tactic.id for tactic in tactics)
     made = {shape: ids[tactic % len(ids)] for shape, tactic in oracle.plans().items()}
     chosen = (None if plan is None else _given(plan)) or made
     seed, count = kind == "seed", len(chosen)
@@ -275,8 +311,8 @@ def plans_said(kind: str, plan: Path | None, delay_us: int = 0) -> Said:
     counters = {"lazy_misses": 0, **{f"tuning_{name}": candidates * factor for name, factor in timed.items()}}
     metrics = "".join(f"nvfp4_{name}_total {value}\n" for name, value in counters.items())
     keys = {document.key_for(metadata, *shape): tactic for shape, tactic in chosen.items()}
-    saved = document.serialise(metadata, cpu.CPU_TACTICS, keys) if seed else None
-    return Said("\n".join(lines) + "\n", {"/metrics": metrics}, saved)
+    saved = document.serialise(metadata, tactics, keys) if seed else None
+    return Said("\n".join(lines) + "\n", {"/metrics": metrics}, document=saved)
 
 
 def read_plans(log: str, metrics: str) -> PlanReport | None:
@@ -341,6 +377,14 @@ def _gpu_identity() -> dict[str, str]:
         "cutlass": library.facts["cutlass_version"],
         "gpu": library.device.name,
     }
+
+
+def read_oracle() -> tuple[list[list[int]], str]:
+    """Rows (M bucket, N, K, tactic) of the 64 plans that are known for a GB10, and what they are."""
+    from kernels.plans import oracle
+
+    rows = [[*shape, tactic] for shape, tactic in oracle.plans().items()]
+    return rows, "vLLM 0.25.0 on a GB10, for a 27B model at 2,048 tokens a batch"
 
 
 def _number(values: Mapping[str, Any], name: str, default: int, where: str) -> int:

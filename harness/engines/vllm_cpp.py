@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gates.kernel_traces import SEED_27B
 from harness import canonical
 from harness.engines import flags as flag
 from harness.engines.base import Launch, Said
-from harness.engines.reference import MODEL_GATE_SAID, plans_said, read_model_gate, read_plans
+from harness.engines.reference import MODEL_GATE_SAID, plans_said, read_model_gate, read_oracle, read_plans
 from harness.engines.served import CAPABILITIES, SERVED_AS, Served, report
 from harness.errors import UsageError
 from harness.records import ArmProof, ModelGate, PlanReport, ServerReport
@@ -31,6 +32,9 @@ REFUSED = "cutlass NVFP4 GEMM disabled"
 DEFINED = ("VLLM_CPP_FLASH_ATTN", "VLLM_CPP_TRITON=1", "VLLM_CPP_TRITON_CHUNKO_BF16=1", "VT_CUTLASS_NVFP4=1")
 HELD = (b"MatmulNvfp4Cutlass", b"[VT_FP4_CACHE] prepared")
 PROFILING = (b"[VT_CUDA_PROFILE] started", b"[VT_BENCH_SHUTDOWN] ready")  # a profiling build is never timed
+GB10 = "121a"
+ORACLES = (None, "gb10_27b")
+GEMM_KERNEL = r"(?i)cutlass.*(e2m1|nv_?float4|blockscaled)"
 SETTINGS = {
     "VT_FP4_AUTOTUNE": "1",
     "VT_FP4_AUTOTUNE_DELAY_US": "5000",
@@ -42,8 +46,8 @@ SETTINGS = {
 
 
 class VllmCpp(Served):
-    """`engine.options` beside the common ones: `build` (its build folder), `architecture` (such as 121a) and
-    `model_gate` (the words of its own test command, run in the build folder).
+    """`engine.options` beside the common ones: `build` (its build folder), `architecture` (such as 121a), `model_gate`
+    (the words of its own test command, run in the build folder) and `oracle` (gb10_27b, or null: the frozen document).
     """
 
     name = "vllm_cpp"
@@ -51,13 +55,16 @@ class VllmCpp(Served):
     capabilities = CAPABILITIES - {"arm_counters"} | {"fp4_plans"}
     running_usage = False
     own_flags: Mapping[str, str] = {**Served.own_flags, "served_model_name": "nothing: it is fixed"}
-    options: Sequence[str] = (*Served.options, "build", "architecture", "model_gate")
+    options: Sequence[str] = (*Served.options, "build", "architecture", "model_gate", "oracle")
 
     def __init__(self, options: Mapping[str, Any], cache_dir: Path) -> None:
         super().__init__(options, cache_dir)
         build = self._text(options, "build")
         self.build = None if build is None else Path(build)
         self.architecture = str(options.get("architecture", "121a"))
+        self.oracle = options.get("oracle")
+        if self.oracle not in ORACLES:
+            raise UsageError("bad-value", f"engine.options.oracle={self.oracle!r}: is gb10_27b or null")
         gate = options.get("model_gate")
         if gate is not None and not (isinstance(gate, list) and gate and all(isinstance(word, str) for word in gate)):
             raise UsageError(
@@ -112,6 +119,16 @@ class VllmCpp(Served):
     def plan_report(self, log: str, metrics: str) -> PlanReport | None:
         return read_plans(log, "")
 
+    def structure(self) -> Mapping[str, Any]:
+        """It counts nothing of this over HTTP: the oracle's plans, and the GEMMs that a trace must show."""
+        family = {"name": "fp4_gemm", "pattern": GEMM_KERNEL, "per_forward": SEED_27B["fp4_gemm"]}
+        if self.oracle is None:
+            return {}
+        if self.architecture != GB10:  # the same model, and plans of another device
+            return {"families": [family]}
+        rows, source = read_oracle()
+        return {"families": [family], "oracle": rows, "oracle_source": source}
+
     def resolved(self, log: str, metrics: str) -> tuple[str, dict[str, Any]]:
         """What its log lets one tell: the pool's size gives the sequences, the warm-up the tokens of a batch."""
         workers, warmed = WORKERS.search(log), WARMED.search(log)
@@ -152,7 +169,8 @@ class VllmCpp(Served):
         return read_model_gate(log)
 
     def rehearsed(self, kind: str, arm: Mapping[str, Any], plan: Path | None) -> Said:
-        flags, plans = self.merged(arm), plans_said(kind, plan, int(SETTINGS["VT_FP4_AUTOTUNE_DELAY_US"]))
+        delay_us = int(SETTINGS["VT_FP4_AUTOTUNE_DELAY_US"])
+        flags, plans = self.merged(arm), plans_said(kind, plan, delay_us, cutlass=True)
         if kind == "model-gate":
             return Said(plans.log + MODEL_GATE_SAID)
         began = (

@@ -32,7 +32,7 @@ __all__ = ["BOOT", "KINDS", "NOBODY", "Made"]
 
 BOOT = "rehearsed"
 # Kinds of legs for which `Rehearsing.rehearsed` knows what their processes say.
-SERVERS = ("seed", "sequential", "concurrent", "inertness", "replay", "timed")
+SERVERS = ("seed", "sequential", "concurrent", "inertness", "replay", "structure", "timed")
 PROGRAMS = ("model-gate", "collect", "suite", "build", "sanitizer")
 KINDS = frozenset((*SERVERS, *PROGRAMS))
 NOBODY = ProcessId(1 << 23, 0)  # above what a kernel gives: a process that never exists
@@ -87,6 +87,7 @@ class Made(Machine):
         self._now_ns = 1000 * S
         self._begun_ns = self._ready_ns = self._done_ns = self._now_ns
         self._said = Said()
+        self._loaded = False
         self._draw = Random(0)
 
     def begin(self, leg: LegPlan) -> None:
@@ -100,6 +101,7 @@ class Made(Machine):
         engine = self.context.engine
         arm = self.context.arm(leg.arm)
         self._said = engine.rehearsed(leg.kind, arm, self.context.frozen) if isinstance(engine, Rehearsing) else Said()
+        self._loaded = False
         self._draw = Random(leg.name)
 
     def on_term(self, action: Callable[[int, FrameType | None], None]) -> None:
@@ -127,6 +129,7 @@ class Made(Machine):
             return Actor()
         if role == CLIENT:
             spec = next(Path(word) for word in argv if word.endswith("spec.json"))
+            self._loaded = True
             self._now_ns = load.play(spec, self.context.plan, self._draw, self._now_ns + WARMING_S * S)
             return Actor()
         places = {word: Path(argv[number + 1]) for number, word in enumerate(argv) if word.startswith("--")}
@@ -190,7 +193,8 @@ class Made(Machine):
         """Somebody else's server answers."""
 
     def get(self, port: int, path: str, timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
-        found = self._said.answers.get(path)
+        answers = {**self._said.answers, **(self._said.after if self._loaded else {})}
+        found = answers.get(path)
         return Answer(HTTPStatus.NOT_FOUND, b"") if found is None else Answer(HTTPStatus.OK, found.encode())
 
     def drop(self, roots: Sequence[Path]) -> DropReport:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gates.g5 import needed
 from harness import bench_client, canonical
-from harness.agent.preparing import suites_of
+from harness.agent.preparing import structure_of, suites_of
 from harness.agent.values import Prepared
 from harness.config import Config
 from harness.engines import registry
@@ -41,6 +41,7 @@ def prepared(config: Config) -> Prepared:
         prompts="",
         suites=suites,
         not_tested=not_tested,
+        structure=structure_of(config, engine),
     )
 
 

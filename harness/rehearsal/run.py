@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness import canonical, floor_store, keeper, single_file
+from harness import canonical, floor_store, keeper, single_file, trace_files
 from harness.agent.preparing import prompts_folder
 from harness.agent.starting import lay_out
 from harness.agent.values import Packed, pack_document
@@ -86,7 +86,13 @@ class _Rehearsing(Supervisor):
 
 
 def rehearse(
-    config: Config, plan: Plan, *, document: bytes | None, floors: Sequence[Any], invoked_in: Path
+    config: Config,
+    plan: Plan,
+    *,
+    document: bytes | None,
+    traces: Mapping[str, trace_files.Given],
+    floors: Sequence[Any],
+    invoked_in: Path,
 ) -> Rehearsed:
     """Go through `plan` from its first leg to the report.
 
@@ -99,7 +105,7 @@ def rehearse(
     place = _place(config, invoked_in)
     steps = _Steps(place, _at(config, place), plan)
     with steps.told("the legs"):
-        steps.lay_out(prompts, document, floors)
+        steps.lay_out(prompts, document, traces, floors)
         steps.legs()
     with steps.told("sealing"):
         sealed = steps.seal()
@@ -164,7 +170,13 @@ class _Steps:
             (self.place / "traceback.txt").write_text(traceback.format_exc(), encoding="utf-8")
             raise _failed(step, _why(error), self.place) from error
 
-    def lay_out(self, prompts: Mapping[str, bytes], document: bytes | None, floors: Sequence[Any]) -> None:
+    def lay_out(
+        self,
+        prompts: Mapping[str, bytes],
+        document: bytes | None,
+        traces: Mapping[str, trace_files.Given],
+        floors: Sequence[Any],
+    ) -> None:
         """The run's folder as the agent makes it, and the keeper's word that it holds the lease."""
         folder = prompts_folder(self.config.host, "rehearsed")
         folder.mkdir(parents=True)
@@ -175,6 +187,7 @@ class _Steps:
             "plan": self.plan.to_bytes().decode(),
             "prompts": folder.name,
             "document": None if document is None else pack_document(document),
+            "traces": trace_files.packed(traces),
             "earlier": [],
             "nonce": "rehearsal",
             "floor": floor_store.packed(floors).decode() if floors else None,

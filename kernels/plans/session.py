@@ -35,8 +35,9 @@ class Documents:
     """Reads and writes the plan documents that the settings name, and keeps the mode they are in.
 
     Modes: not-prepared, disabled, read-only, read-write, read-only-native-rejected, read-write-native-rejected,
-    read-write-save-failed. The constructor raises SettingsError where no document could ever serve: read-only without
-    a source, or a FlashInfer path on a backend without a FlashInfer environment.
+    read-write-save-failed. `parsed` counts documents parsed, refused ones too. The constructor raises SettingsError
+    where no document could ever serve: read-only without a source, or a FlashInfer path on a backend without a
+    FlashInfer environment.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Documents:
         self._plan_fields = plan_fields
         self._target = native_path(settings, metadata, env)
         self.mode = "not-prepared"
+        self.parsed = 0
         if self.flashinfer_path is not None and environment is None:
             raise SettingsError(
                 "no-flashinfer-environment",
@@ -134,12 +136,14 @@ class Documents:
             raise PlanDocumentError(
                 "absent", f"VT_FP4_FLASHINFER_CACHE_PATH={path!r} does not exist; correct or unset it"
             )
+        self.parsed += 1
         plans = flashinfer.parse(data, self._environment, path, self._tactics).plans
         return {document.key_for(self._metadata, *shape): tactic for shape, tactic in plans.items()}
 
     def _parse_native(self, path: Path, data: bytes | None) -> document.Document:
         if data is None:
             return document.Document({})
+        self.parsed += 1
         return document.parse_document(data, self._metadata, self._tactics, str(path))
 
     def _read_native_or_reject(self) -> tuple[Mapping[PlanKey, int], int]:

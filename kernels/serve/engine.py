@@ -22,6 +22,7 @@ from kernels.serve import tokenizer, weights
 from kernels.serve.graphs import DecodeGraphs
 from kernels.serve.model import Decoder
 from kernels.serve.scheduler import Batch, Limits, Piece, Scheduler, Sequence
+from kernels.tactics import TacticSet
 from kernels.warmup import PlanRuntime
 
 __all__ = ["Engine", "Ticket", "log_line"]
@@ -188,9 +189,11 @@ class Engine:
         values: tuple[tuple[str, str, int], ...] = (
             ("nvfp4_plans_tuned_total", "counter", stats.profiles_tuned),
             ("nvfp4_plans_loaded_total", "counter", stats.profiles_loaded),
+            ("nvfp4_plan_documents_parsed_total", "counter", stats.documents_parsed),
             ("nvfp4_lazy_misses_total", "counter", stats.lazy_misses),
             ("nvfp4_standalone_swizzles_total", "counter", self.producer.standalone_swizzles),
             ("nvfp4_gemms_total", "counter", self.backend.gemms),
+            ("nvfp4_forwards_total", "counter", 0 if self.model is None else self.model.forwards),
             ("nvfp4_failed_candidates_total", "counter", len(self.backend.failed_candidates)),
             ("nvfp4_tuning_candidates_total", "counter", self.backend.counts.candidates),
             ("nvfp4_tuning_warmups_total", "counter", self.backend.counts.warmups),
@@ -204,7 +207,20 @@ class Engine:
         if isinstance(self.backend, CudaBackend):
             values += (("nvfp4_graph_launches_total", "counter", self.backend.graph_launches),)
         values += tuple((f"nvfp4_gpu_{name}_bytes", "gauge", size) for name, size in self.backend.memory().items())
-        return "".join(f"# TYPE {name} {kind}\n{name} {value}\n" for name, kind, value in values)
+        text = "".join(f"# TYPE {name} {kind}\n{name} {value}\n" for name, kind, value in values)
+        return text + _first_tactics(self.backend.tactics)
+
+
+def _first_tactics(tactics: TacticSet) -> str:
+    """Where each runner's tactics begin among the ids of this process: documents name a runner and its own id."""
+    name = "nvfp4_runner_first_tactic"
+    first: dict[str, int] = {}
+    for tactic in tactics:
+        runner, own = tactics.named(tactic.id)
+        first.setdefault(runner, tactic.id - own)
+    return f"# TYPE {name} gauge\n" + "".join(
+        f'{name}{{runner="{runner}"}} {begin}\n' for runner, begin in first.items()
+    )
 
 
 def _backend(

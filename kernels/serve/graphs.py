@@ -33,6 +33,7 @@ class DecodeGraphs:
     found before the capture. CaptureMissError where a plan is missing, before the capture enqueues anything."""
 
     def __init__(self, model: Decoder, backend: CudaBackend, producer: ActivationProducer, limits: Limits) -> None:
+        self._model = model
         self._backend = backend
         self._producer = producer
         self._idle = limits.max_model_len - 1
@@ -44,7 +45,9 @@ class DecodeGraphs:
             slots = backend.xp.arange(size, dtype=np.int64)
             work = partial(model.decode, inputs[0], inputs[1], slots)
             work()
+            forwards = model.forwards
             self._graphs[size] = backend.capture(work, lambda: producer.standalone_swizzles)
+            model.forwards = forwards  # nothing ran yet
 
     def run(self, batch: Batch) -> F32 | None:
         """Logits of a step that only decodes, in the order of its pieces; None for another."""
@@ -60,5 +63,6 @@ class DecodeGraphs:
         graph = self._graphs[size]
         logits = graph.launch()
         self._producer.standalone_swizzles += graph.swizzles
+        self._model.forwards += 1
         result: F32 = logits if len(slots) == size else logits[self._backend.xp.asarray(slots)]
         return result

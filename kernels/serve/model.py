@@ -57,12 +57,16 @@ class _Layer:
 
 
 class Decoder:
-    """Weights, rotary tables and the KV cache for `limits.max_num_seqs` sequences of `limits.max_model_len` tokens."""
+    """Weights, rotary tables and the KV cache for `limits.max_num_seqs` sequences of `limits.max_model_len` tokens.
+
+    `forwards` counts passes through the layers, those of warm-ups and of replayed graphs too.
+    """
 
     def __init__(
         self, weights: Weights, limits: Limits, backend: Backend, producer: ActivationProducer, tactic: PlanLookup
     ) -> None:
         self.config: Config = weights.config
+        self.forwards = 0
         self._xp = xp = backend.xp
         self._operations = operations(backend)
         self._embedding: F32 = xp.asarray(weights.tensors["embedding"])
@@ -123,6 +127,7 @@ class Decoder:
         norm, epsilon = self._operations.norm, self.config.epsilon
         cosine, sine = self._cosine[positions][:, None], self._sine[positions][:, None]
         hidden: F32 = self._embedding[tokens]
+        self.forwards += 1
         for layer in self._layers:
             attended = self._attention(layer, norm(hidden, layer.attention_norm, epsilon), (cosine, sine), attend)
             hidden += layer.projections["o"](attended)

@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -17,8 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness import signing
 from harness.ed25519 import PrivateKey
 from tests.mutations.campaign import run, table
-from tests.mutations.subject import signed_bundle
+from tests.mutations.subject import signed_bundle, structure_bundle
 
+TITLES = {signed_bundle: "a synthetic bundle with every class of file", structure_bundle: "a synthetic bundle of G3"}
 EXAMPLE = Path(__file__).resolve().parents[2] / "evidence" / "example"
 
 
@@ -31,15 +33,15 @@ def main() -> int:
     options = parser.parse_args()
     whole = True
     with tempfile.TemporaryDirectory() as folder:
-        for number, source in enumerate(options.bundles or [None, EXAMPLE]):
+        for number, source in enumerate(options.bundles or [signed_bundle, structure_bundle, EXAMPLE]):
             whole &= _one(source, Path(folder) / str(number), options)
     return 0 if whole else 1
 
 
-def _one(source: Path | None, root: Path, options: argparse.Namespace) -> bool:
+def _one(source: Path | Callable[[Path], PrivateKey], root: Path, options: argparse.Namespace) -> bool:
     """A bundle of the caller's is copied and signed with a key made for this."""
-    if source is None:
-        key, title = signed_bundle(root), "a synthetic bundle with every class of file"
+    if not isinstance(source, Path):
+        key, title = source(root), TITLES[source]
     else:
         shutil.copytree(source, root)
         key, title = PrivateKey(Ed25519PrivateKey.generate()), source.name

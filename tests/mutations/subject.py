@@ -1,4 +1,5 @@
-"""A synthetic sealed bundle with a file of every class: GPU, floor, frozen plans, logs, statements, a signature."""
+"""Synthetic sealed bundles with a file of every class: GPU, floor, frozen plans, logs, statements, a signature; and of
+G3 with its counters and a kernel trace in each form that is kept."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from harness import canonical, floor_documents, signing
+from harness import canonical, floor_documents, signing, traces
 from harness.ed25519 import PrivateKey
 from harness.floor_documents import Campaign
 from harness.plan import Plan
-from harness.records import Leg
-from tests.builders import MS, STARTED, good_leg, small_plan, write_bundle
+from harness.records import Leg, Trace
+from tests.builders import ALL, MS, STARTED, frozen_document, good_leg, good_legs, small_plan, write_bundle
 
-__all__ = ["signed_bundle"]
+__all__ = ["signed_bundle", "structure_bundle"]
 
 
 CAMPAIGNS = 8
@@ -38,10 +39,29 @@ def signed_bundle(root: Path) -> PrivateKey:
         rows = b"".join(canonical.dumps({"t_ns": str(step * 100 * MS), "reading": number}) for step in range(3))
         extra |= {
             f"{folder}/engine.log": f"line 1 of {leg.name}\nline 2\nline 3\n".encode(),
-            f"{folder}/command.json": canonical.dumps({"argv": ["engine", leg.name], "env": {}, "cwd": "/somewhere"}),
             f"{folder}/gpu.jsonl": rows,
         }
     write_bundle(root, plan, legs, extra=extra)
+    return _signed(root)
+
+
+def structure_bundle(root: Path) -> PrivateKey:
+    """A G3 whose candidate's trace is kept whole and whose baseline's is kept as its launches; as `signed_bundle`."""
+    whole = {"traceEvents": [{"cat": "kernel", "name": "fp4_gemm"}] * 16}
+    files = {
+        "trace-A.pt.trace.json": canonical.dumps(whole),
+        "trace-B.kernels.json": traces.table(Trace({"fp4_gemm": 16})),
+    }
+    named = {
+        name[6]: {"file": name, "sha256": canonical.sha256_bytes(data), "forwards": 2} for name, data in files.items()
+    }
+    family = "gate.families=[{name: fp4_gemm, pattern: fp4_gemm, per_forward: 8}]"
+    plan = small_plan("gate=g3", family, capabilities=(*ALL, "gpu"), traces=named)
+    write_bundle(root, plan, good_legs(plan), extra={**files, "frozen-plans.json": frozen_document()})
+    return _signed(root)
+
+
+def _signed(root: Path) -> PrivateKey:
     key = PrivateKey(Ed25519PrivateKey.generate())
     signing.sign(root, key)
     return key

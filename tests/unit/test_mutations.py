@@ -13,7 +13,7 @@ from tests.builders import good_legs, small_plan, write_bundle
 from tests.mutations import forgery
 from tests.mutations.campaign import run
 from tests.mutations.damage import artefact, files
-from tests.mutations.subject import signed_bundle
+from tests.mutations.subject import signed_bundle, structure_bundle
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "evidence" / "example"
 
@@ -29,6 +29,17 @@ def test_damage_to_any_kind_of_file_is_caught_and_named_and_a_forger_needs_the_k
     for name, row in rows.items():
         resealed += row.resealed if name.startswith("legs/") else Counter()
     assert set(resealed) == {"named"}, "the journal noted every file of a leg"
+
+
+@pytest.mark.slow
+def test_damage_to_what_g3_leaves_is_caught_and_named(tmp_path: Path) -> None:
+    key = structure_bundle(tmp_path / "run")
+    assert verify(tmp_path / "run").outcome == "PASS"
+    rows = run(tmp_path / "run", key.public, rounds=1, seed=13, most_files=1, share=0.15)
+    own = {"trace-A.pt.trace.json", "trace-B.kernels.json", "legs/*/metrics-ready.txt", "legs/*/metrics-end.txt"}
+    assert own <= rows.keys()
+    assert [line for row in rows.values() for line in row.missed] == []
+    assert sum(row.with_key["accepted"] for row in rows.values()) == 0
 
 
 @pytest.mark.slow

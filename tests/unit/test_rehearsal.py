@@ -47,10 +47,12 @@ ENGINES: Mapping[str, Sequence[str]] = {
 GATES: Mapping[str, Sequence[str]] = {
     "g1": (),
     "g2": (),
+    "g3": (),
     "g4": ("workload=rehearsal", "gate.repetitions=1", "gate.concurrencies=[2]"),
     "g5": ("workload=grid-short", "gate.repetitions=1", "gate.concurrencies=[1,2]"),
 }
 WITH_SUITES = ("reference",)
+WITH_STRUCTURE = ("reference", "vllm_cpp")
 NEVER = "this is a rehearsal against made processes: nothing was measured"
 
 
@@ -86,6 +88,10 @@ def test_every_gate_is_rehearsed_for_every_engine_that_is_shipped(tmp_path: Path
         with pytest.raises(UsageError) as caught:
             rehearsed(tmp_path, *asked)
         assert caught.value.code == "no-suites"
+    elif gate == "g3" and engine not in WITH_STRUCTURE:
+        with pytest.raises(UsageError) as caught:
+            rehearsed(tmp_path, *asked)
+        assert caught.value.code == ("not-owned" if engine == "openai" else "no-structure")
     else:
         done, said = rehearsed(tmp_path, *asked)
         assert NEVER in done.verdict["not_binding_because"]
@@ -124,6 +130,21 @@ def test_a_sanitizer_that_is_on_the_host_is_rehearsed_too(tmp_path: Path, monkey
     clean = [check for check in done.verdict["checks"] if check["code"] == "sanitizer-clean"]
     assert len(clean) == 4
     assert done.verdict["outcome"] == "PASS"
+
+
+def test_a_trace_that_is_given_is_judged_in_rehearsal_and_plans_of_vllm_cpp_are_held_to_the_oracle(
+    tmp_path: Path,
+) -> None:
+    events = [{"cat": "kernel", "name": "cutlass_e2m1"}] * 417
+    (tmp_path / "a.json").write_text(json.dumps({"traceEvents": events}))
+    trace = ("gate.traces.candidate.path=a.json", "gate.traces.candidate.forwards=2")
+    done, said = rehearsed(tmp_path, "gate=g3", "engine=vllm_cpp", *ENGINES["vllm_cpp"], *trace)
+    assert done.verdict["failed"] == ["kernels-fp4_gemm"]
+    assert "does not hold even in rehearsal: kernels-fp4_gemm" in said
+    oracle = [check for check in done.verdict["checks"] if check["code"] == "plan-oracle"]
+    assert len(oracle) == 4
+    assert all(check["ok"] and check["required"].startswith("the 64 plans of vLLM 0.25.0") for check in oracle)
+    (tmp_path / "a.json").unlink()
 
 
 def test_the_vllm_clients_result_is_read_by_the_code_that_reads_the_real_one(tmp_path: Path) -> None:
