@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
                 producer.swiglu(values, 168.0)
             weight = backend.prepare(random_operand(n, n, k))
             for a in (backend.on_device(random_operand(m, m, k)), backend.activation(random_operand(m, m, k))):
-                for tactic in chosen:
+                for tactic in set(chosen) & set(backend.offered(m, n, k)):
                     backend.gemm(tactic, a, weight)
         backend.stream.synchronize()
     print(f"{len(chosen)} tactics on {len(EDGES)} shapes")

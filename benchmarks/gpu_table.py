@@ -40,8 +40,8 @@ def cold_times(backend: CudaBackend, n: int, k: int, rows: Sequence[int]) -> Ite
         for m in rows:
             a = backend.activation(random_operand(m, m, k))
             out = backend.xp.empty((m, n), dtype=np.uint16)
-            for tactic in backend.tactics:
-                yield m, tactic.id, _cold(backend, tactic.id, a, weights, out)
+            for tactic in backend.offered(m, n, k):
+                yield m, tactic, _cold(backend, tactic, a, weights, out)
     backend.forget_operands()
 
 

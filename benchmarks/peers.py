@@ -28,6 +28,7 @@ from benchmarks.gpu_table import ROTATION, cold_times, floor_us, torch_replays
 from benchmarks.hopper_gemm import SHAPES, operand, values
 from kernels.backends.cuda import CudaBackend
 
+_PEERS = ("cublas", "humming", "humming_tuned", "marlin")
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _TOLERANCE = 5e-3  # Humming's stock kernels reach 3.9e-3, for they add partial sums in bfloat16
 _FLOAT4_E2M1F = 562949953487106  # vLLM's number for the type
@@ -197,7 +198,8 @@ class Table:
         self.rows: dict[tuple[int, int, int], dict[str, Any]] = {}
 
     def put(self, m: int, n: int, k: int, **said: Any) -> None:
-        row = self.rows.setdefault((n, k, m), {"floor_us": floor_us(m, n, k), "k": k, "m": m, "n": n})
+        unknown = {f"{name}_us": None for name in ("ours", *_PEERS)}
+        row = self.rows.setdefault((n, k, m), {"floor_us": floor_us(m, n, k), "k": k, "m": m, "n": n, **unknown})
         row.update(said)
 
     def write(self) -> None:
@@ -208,16 +210,15 @@ class Table:
         (self._out / "peers.md").write_text(self._markdown())
 
     def _markdown(self) -> str:
-        names = ("cublas", "humming", "humming_tuned", "marlin")
         lines = [f"# {torch.cuda.get_device_name(0)}: ours and the public 4-bit GEMMs", ""]
         lines += [f"* {name}: {text}" for name, text in sorted({**self.versions, **self.reasons}.items())]
         lines += ["", "Microseconds, L2-cold, median of nine graph replays.", ""]
         lines += [
-            f"| N x K | M | floor | ours | {' | '.join(names)} | best peer / ours |",
-            "|---" * (5 + len(names)) + "|",
+            f"| N x K | M | floor | ours | {' | '.join(_PEERS)} | best peer / ours |",
+            "|---" * (5 + len(_PEERS)) + "|",
         ]
         for row in self.rows.values():
-            peers = [row.get(f"{name}_us") for name in names]
+            peers = [row.get(f"{name}_us") for name in _PEERS]
             known, mine = [time for time in peers if time], row.get("ours_us")
             ratio = f"{min(known) / mine:.2f}" if known and mine else "-"
             shown = [f"{time:.1f}" if time else "-" for time in (row["floor_us"], mine, *peers)]

@@ -83,7 +83,8 @@ class CudaBackend:
         self.tactics: TacticSet = tactic_set(self._runners)
         by_name = {runner.tactics.runner: runner for runner in self._runners}
         named = ((tactic.id, self.tactics.named(tactic.id)) for tactic in self.tactics)
-        self._launches = {tactic: (by_name[name].launch, own) for tactic, (name, own) in named}
+        self._members = {tactic: (by_name[name], own) for tactic, (name, own) in named}
+        self._launches = {tactic: (runner.launch, own) for tactic, (runner, own) in self._members.items()}
         self._cancelled = cancelled
         self._delay_us = delay_us
         self._buffers: dict[str, list[Any]] = {}
@@ -182,6 +183,10 @@ class CudaBackend:
         if status:
             self.library.check(status, f"tactic {tactic} M={a.rows} N={weight.n} K={weight.k}")
 
+    def offered(self, m: int, n: int, k: int) -> list[int]:
+        """The tactics that their runners have for this shape."""
+        return [tactic for tactic, (runner, own) in self._members.items() if runner.offers(own, m, n, k)]
+
     @contextmanager
     def _captured(self) -> Iterator[list[Any]]:
         """The work of the body as a graph, in the list's only place afterwards. Its arrays come from a pool of their
@@ -228,7 +233,7 @@ class CudaBackend:
                 weight = self._operands[key.n, key.k] = self.prepare(random_operand(key.n, key.n, key.k))
                 self.weight_bytes = held
             a = self.activation(random_operand(key.m_bucket, key.m_bucket, key.k))
-            choice = choose((tactic.id for tactic in self.tactics), lambda tactic: self._timed(tactic, a, weight))
+            choice = choose(self.offered(key.m_bucket, key.n, key.k), lambda tactic: self._timed(tactic, a, weight))
         shape = f"M={key.m_bucket} N={key.n} K={key.k}"
         if choice is None:
             raise TuningError("no-valid-tactic", f"no tactic ran {shape}: {'; '.join(self.failed_candidates[-6:])}")

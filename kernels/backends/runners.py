@@ -66,6 +66,9 @@ class Runner(Protocol):
     def prepare(self, weight: CudaWeight, xp: Any) -> None:
         """Make this runner's form of the weight, once, at load."""
 
+    def offers(self, tactic: int, m: int, n: int, k: int) -> bool:
+        """Whether there is such a tactic for this shape: what is not offered is no failed candidate."""
+
     def launch(self, tactic: int, a: Fp4Matrix, weight: CudaWeight, out: int, alpha: int) -> int:
         """`tactic` counts within this runner; `out` (a.rows, weight.n) bfloat16 and `alpha` are device addresses."""
 
@@ -82,6 +85,9 @@ class _Cutlass:
         self._run: Mapping[int, Callable[..., int]] = {tactic.id: library.gemm(tactic.id) for tactic in tactics}
         self._workspace = {tactic.id: library.workspace(tactic.id) for tactic in tactics}
         self._reserved: dict[tuple[int, int, int, int], tuple[int | None, int]] = {}
+
+    def offers(self, tactic: int, m: int, n: int, k: int) -> bool:
+        return True
 
     def _call(self, tactic: int, out: int, operands: tuple[int, ...], alpha: int, shape: tuple[int, int, int]) -> int:
         key = (tactic, *shape)
@@ -171,6 +177,9 @@ class HopperCublas:
     def prepare(self, weight: CudaWeight, xp: Any) -> None:
         self._expansion.prepare(weight, xp)
 
+    def offers(self, tactic: int, m: int, n: int, k: int) -> bool:
+        return tactic < len(self._found(m, n, k))
+
     def launch(self, tactic: int, a: Fp4Matrix, weight: CudaWeight, out: int, alpha: int) -> int:
         """Alpha is read off the host: with a beta known to be 0, cuBLAS need not read the output."""
         found = self._found(a.rows, weight.n, weight.k)
@@ -226,6 +235,9 @@ class HopperFused:
         status = self._pack(*pointers, weight.n, weight.k, self._stream)
         self._library.check(status, f"packing a weight N={weight.n} K={weight.k}")
         weight.forms[self.tactics.runner] = packed
+
+    def offers(self, tactic: int, m: int, n: int, k: int) -> bool:
+        return self._workspace(tactic, m, n, k, self._sms) >= 0
 
     def launch(self, tactic: int, a: Fp4Matrix, weight: CudaWeight, out: int, alpha: int) -> int:
         form = weight.forms.get(self.tactics.runner)

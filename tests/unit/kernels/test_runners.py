@@ -126,6 +126,7 @@ def test_a_shape_that_the_fused_kernels_do_not_cut_is_refused_by_status(path: Pa
     weight = CudaWeight(placed(random_operand(1, n, k)))
     runner.prepare(weight, HostArrays())
     assert weight.forms == {}
+    assert not runner.offers(0, 1, n, k)
     assert runner.launch(0, placed(random_operand(2, 1, k)), weight, 0x1000, 0x2000) == 1000
 
 
@@ -162,6 +163,7 @@ def test_cublas_reads_expanded_operands_and_only_expands_what_is_not(path: Path)
     assert [(alpha, stream) for _, _, alpha, _, stream in ranked.products] == [(0.25, 0x77), (0.125, 0x77)]
     assert ranked.products[1][1] == (0x1000, wide.data.ptr, weight.forms["bfloat16"].data.ptr)
     assert memory.asked == [("workspace", 512), ("activation", 2 * 5 * 64)]
+    assert [runner.offers(tactic, 5, 128, 64) for tactic in (1, 2)] == [True, False]
     assert runner.launch(2, plain, weight, 0x1000, 0) == 1000 + NOT_SUPPORTED
     assert runner.launch(0, ExpandedMatrix(plain.packed, plain.scales, 5, 64, -1.0, wide), weight, 0, 0) == 4013
 
