@@ -46,7 +46,7 @@ class Stage:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.reading, self.writing = os.pipe()
-        self.ears = os.fdopen(self.reading)
+        self.ears = os.fdopen(self.reading, "rb", buffering=0)  # buffered, a second line would hide from select
         self.owned: list[Owned] = []
 
     def start(self, code: str, *args: object, reaper: int | None = None, **env: str) -> Owned:

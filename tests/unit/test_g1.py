@@ -239,5 +239,5 @@ def test_an_engine_without_tests_of_its_own_is_refused_before_anything_starts(tm
     from harness.engines.llama_cpp import LlamaCpp
 
     config = small_config("gate=g1", "engine=llama_cpp")
-    assert preparing._suites(small_config("gate=g2"), engine(tmp_path)) == ([], {})
-    assert refusal(lambda: preparing._suites(config, LlamaCpp({}, tmp_path))).code == "no-suites"
+    assert preparing.suites_of(small_config("gate=g2"), engine(tmp_path)) == ([], {})
+    assert refusal(lambda: preparing.suites_of(config, LlamaCpp({}, tmp_path))).code == "no-suites"

@@ -327,7 +327,7 @@ def test_a_report_can_be_made_again_and_has_the_same_bytes(kept: Path, tmp_path:
     pages = []
     for number in range(2):
         names = {name: tmp_path / f"{number}.{name}" for name in ("html", "junit", "markdown")}
-        assert command.run(SimpleNamespace(bundle=kept, compare=None, **names)) == EXIT_PASS  # type: ignore[arg-type]
+        assert command.run(SimpleNamespace(bundle=kept, compare=None, join=None, json=None, **names)) == EXIT_PASS  # type: ignore[arg-type]
         pages.append({name: path.read_bytes() for name, path in names.items()})
     assert pages[0] == pages[1]
     assert {name: text.encode() for name, text in command.pages(kept).items()} == {

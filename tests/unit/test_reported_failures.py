@@ -89,7 +89,7 @@ class Link:
 
 def started(config: Config, plan: Plan, invoked_in: Path, link: Any) -> str:
     prepared = Prepared({}, (), {}, False, {}, "prompts")
-    order = controller._Order(config, plan, prepared, None, [], link, invoked_in)
+    order = controller._Order(config, plan, prepared, None, {}, [], link, invoked_in)
     return controller._start(order, Display(terminal()))
 
 
