@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import canonical
+from harness.engines import served
 from harness.engines.base import Address, Launch, Said
 from harness.engines.environment import Environment, Installed
 from harness.errors import UsageError
@@ -69,7 +70,7 @@ class LlamaCpp:
     """
 
     name = "llama_cpp"
-    capabilities = frozenset({"arm_counters", "sequential_proof", "token_ids"})
+    capabilities = frozenset({"arm_counters", "sequential_proof", "server_arguments", "token_ids"})
     first_token = FIRST_TOKEN
     running_usage = False
 
@@ -148,7 +149,9 @@ class LlamaCpp:
         return ("/props",)
 
     def rehearsed(self, kind: str, arm: Mapping[str, Any], plan: Path | None) -> Said:
-        return Said(answers={"/props": json.dumps({"total_slots": _flags(arm).get("slots", SLOTS.default)})})
+        slots, context = _flags(arm).get("slots", SLOTS.default), self._serving["slot_context"]
+        props = {"total_slots": slots, "default_generation_settings": {"n_ctx": context}}
+        return Said(answers={"/props": json.dumps(props)})
 
     def arm_proof(self, arm: Mapping[str, Any], log: str, metrics: str) -> ArmProof | None:
         """Slots from /props where its body follows the /metrics text, else from the mean of busy slots a decode."""
@@ -167,7 +170,12 @@ class LlamaCpp:
         return None
 
     def server_report(self, arm: Mapping[str, Any], log: str, metrics: str) -> ServerReport | None:
-        return None
+        """Slots and the context of each, from /props. Threads and batch sizes are said nowhere."""
+        said = _props(metrics)
+        settings = said.get("default_generation_settings", {})
+        resolved = {"slots": said.get("total_slots"), "slot_context": settings.get("n_ctx")}
+        planned = {"slots": _flags(arm).get("slots", SLOTS.default), "slot_context": self._serving["slot_context"]}
+        return served.report(planned, resolved, {"capacity": "slots x slot_context"}, "/props")
 
     def model_gate_argv(self, arm: Mapping[str, Any], plan: Path | None) -> Launch | None:
         return None
@@ -234,16 +242,21 @@ def _check_shape(values: Mapping[str, int]) -> None:
 
 
 def _total_slots(text: str) -> int | None:
-    """`total_slots` of the JSON object that stands on a line of its own, if any."""
+    total = _props(text).get("total_slots")
+    return total if isinstance(total, int) and not isinstance(total, bool) else None
+
+
+def _props(text: str) -> dict[str, Any]:
+    """The JSON object of /props, which stands on a line of its own; empty where there is none."""
     for line in text.splitlines():
         if line.startswith("{"):
             try:
-                total = json.loads(line).get("total_slots")
+                found = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(total, int) and not isinstance(total, bool):
-                return total
-    return None
+            if "total_slots" in found:
+                return dict(found)
+    return {}
 
 
 def _gauge(metrics: str, name: str) -> float | None:

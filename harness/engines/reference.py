@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import canonical, process, pytest_log, tools
+from harness.engines import flags as flag
+from harness.engines import served
 from harness.engines.base import Address, Launch, Said, Suite
 from harness.errors import UsageError
 from harness.records import ArmProof, ModelGate, PlanReport, ServerReport, SuiteReport
@@ -70,7 +72,7 @@ class Reference:
         if self._backend not in BACKENDS:
             raise UsageError("bad-value", f"engine.options.backend={self._backend!r}: must be {' or '.join(BACKENDS)}")
         self._options = {name: _number(options, name, DEFAULTS[name], "engine.options.") for name in DEFAULTS}
-        capabilities = {"fp4_plans", "arm_counters", "sequential_proof", "token_ids"}
+        capabilities = {"fp4_plans", "arm_counters", "sequential_proof", "server_arguments", "token_ids"}
         gate = {"model_gate"} if self._options["seed"] == GATE_SEED else set()  # its stream was kept for these weights
         gpu = {"gpu"} if self._backend == "cuda" else set()
         self.capabilities = frozenset(capabilities | gate | gpu)
@@ -125,12 +127,15 @@ class Reference:
 
     def _limits(self, arm: Mapping[str, Any]) -> list[str]:
         """Both limits as flags; an arm may have its own. UsageError for a flag that the engine does not know."""
-        flags = dict(arm["flags"])
-        values = {name: _number(flags, name, self._options[name], "arm flag ") for name in LIMITS}
-        unknown = sorted(flags.keys() - set(LIMITS))
+        values = self._resolved(arm)
+        unknown = sorted(arm["flags"].keys() - set(LIMITS))
         if unknown:
             raise UsageError("bad-value", f"arm flag {unknown[0]}: the reference engine takes {', '.join(LIMITS)}")
         return [item for name, value in values.items() for item in (f"--{name.replace('_', '-')}", str(value))]
+
+    def _resolved(self, arm: Mapping[str, Any]) -> dict[str, int]:
+        """Both limits: the arm's flag, else the option."""
+        return {name: _number(arm["flags"], name, self._options[name], "arm flag ") for name in LIMITS}
 
     def _python(self, module: str) -> list[str]:
         backend = [] if self._backend == "cpu" else ["--backend", self._backend]
@@ -154,7 +159,7 @@ class Reference:
         return read_plans(log, metrics)
 
     def proof_paths(self) -> Sequence[str]:
-        return ()
+        return ("/server_info",)
 
     def arm_proof(self, arm: Mapping[str, Any], log: str, metrics: str) -> ArmProof | None:
         """Composed producers swizzle every activation apart; direct ones only lay out the weights, once."""
@@ -171,7 +176,14 @@ class Reference:
         return None
 
     def server_report(self, arm: Mapping[str, Any], log: str, metrics: str) -> ServerReport | None:
-        return None
+        """What /server_info says (the last line after the /metrics text), beside the options and the arm."""
+        said = json.loads(metrics.splitlines()[-1]) if metrics.rstrip().endswith("}") else {}
+        return served.report(
+            {"backend": self._backend, "direct_sf": _direct(arm), **self._resolved(arm)},
+            said.get("arguments", {}),
+            {name: flag.as_text(value) for name, value in said.get("configuration", {}).items()},
+            "/server_info",
+        )
 
     def model_gate_report(self, log: str) -> ModelGate | None:
         return read_model_gate(log)
@@ -260,7 +272,9 @@ class Reference:
         if kind == "model-gate":
             return Said(said.log + MODEL_GATE_SAID)
         ready, after = (said.answers["/metrics"] + self._counted(arm, forwards) for forwards in (2, 8))
-        return Said(said.log, {"/metrics": ready}, {"/metrics": after}, said.document)
+        arguments = {"backend": self._backend, "direct_sf": _direct(arm), **self._resolved(arm)}
+        page = json.dumps({"arguments": arguments, "configuration": {"dtype": "nvfp4"}})
+        return Said(said.log, {"/metrics": ready, "/server_info": page}, {"/metrics": after}, said.document)
 
     def _counted(self, arm: Mapping[str, Any], forwards: int) -> str:
         """Counters of a rehearsed process after so many forwards."""
@@ -269,10 +283,6 @@ class Reference:
         values = {COUNTERS["forwards"]: forwards, COUNTERS["gemms"]: gemms, COUNTERS["parses"]: 1}
         lines = {**values, "nvfp4_standalone_swizzles_total": swizzles}
         return "".join(f"{name} {value}\n" for name, value in lines.items())
-
-
-def _direct(arm: Mapping[str, Any]) -> bool:
-    return str(arm["env"].get(DIRECT, "1")).lower() not in ("0", "false", "off")
 
 
 def _given(plan: Path) -> dict[tuple[int, int, int], int] | None:
@@ -350,6 +360,11 @@ def read_model_gate(log: str) -> ModelGate | None:
     skipped = cases["skipped"] + asserted["skipped"] + log.lower().count("skipping")
     failed = cases["failed"] + asserted["failed"]
     return ModelGate(cases["total"], asserted["total"], failed, skipped, int(tokens[1]), int(tokens[2]))
+
+
+def _direct(arm: Mapping[str, Any]) -> bool:
+    """Whether the arm's producers write swizzled scales at once."""
+    return str(arm["env"].get(DIRECT, "1")).lower() not in ("0", "false", "off")
 
 
 def _inherited(backend: str) -> dict[str, str]:

@@ -35,7 +35,8 @@ class Application:
             await _respond(send, error.status, _JSON, error.body())
 
     async def _route(self, method: str, path: str, receive: Receive, send: Send) -> None:
-        routes = {"/health": "GET", "/metrics": "GET", "/v1/models": "GET", "/v1/completions": "POST"}
+        pages = ("/health", "/metrics", "/server_info", "/v1/models")
+        routes = {**dict.fromkeys(pages, "GET"), "/v1/completions": "POST"}
         if path not in routes:
             raise RequestError(404, None, f"{path} does not exist; there are {', '.join(routes)}")
         if method != routes[path]:
@@ -46,6 +47,8 @@ class Application:
             await _respond(send, 200 if ready else 503, _JSON, status)
         elif path == "/metrics":
             await _respond(send, 200, b"text/plain; version=0.0.4", self._engine.metrics().encode())
+        elif path == "/server_info":
+            await _respond(send, 200, _JSON, json.dumps(self._engine.arguments()).encode())
         elif path == "/v1/models":
             limit = self._engine.limits.max_model_len
             entry = {"id": self._model, "object": "model", "created": self._created, "max_model_len": limit}

@@ -7,7 +7,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from kernels.backends import cpu, cuda
@@ -57,10 +57,12 @@ class Engine:
 
     def __init__(self, path: Path, limits: Limits, env: Mapping[str, str], device: str = "cpu") -> None:
         self.limits = limits
+        self._device = device
         self._path = path
         self._stopping = threading.Event()
         settings = Settings.from_env(env)
         self.backend, described = _backend(device, settings, env, self._stopping.is_set)
+        self._direct_sf = settings.direct_sf
         self.producer = self.backend.producer(settings.direct_sf)
         self.runtime = PlanRuntime(
             settings,
@@ -182,6 +184,13 @@ class Engine:
         """One step's logits, out of a graph where there is one for it. Inside the backend's session."""
         replayed = None if self._graphs is None else self._graphs.run(batch)
         return model.step(batch) if replayed is None else replayed
+
+    def arguments(self) -> dict[str, dict[str, object]]:
+        """What this process runs with, as /server_info says it, and what makes servers different engines."""
+        asked = {"backend": self._device, "direct_sf": self._direct_sf, **asdict(self.limits)}
+        capacity = "max_num_seqs x max_model_len"  # key and value rows of every slot are held from the start
+        configuration = {"async_scheduling": False, "prefix_caching": False, "capacity": capacity, "dtype": "nvfp4"}
+        return {"arguments": asked, "configuration": configuration}
 
     def metrics(self) -> str:
         """Prometheus text."""

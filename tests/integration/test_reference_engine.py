@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from harness.engines.reference import Reference
 from kernels.serve import weights
 
 ROOT = Path(__file__).parents[2]
@@ -164,6 +165,21 @@ def test_bad_requests_are_answered_and_leave_the_server_serving(model: Path, pla
         assert server.post(prompt="x", max_tokens=1)[0] == 200
 
 
+def assert_says_its_arguments(server: Server, switch: str) -> None:
+    """The adapter's reading of the page: every planned argument as resolved, and not what it was not started with."""
+    engine = Reference({}, Path("unused"))
+    page = server.get("/metrics")[1] + "\n" + server.get("/server_info")[1]
+    arm: dict[str, Any] = {"flags": {}, "env": {"VT_FP4_DIRECT_SF": switch}}
+    said = engine.server_report(arm, "", page)
+    assert said is not None
+    assert said.planned["direct_sf"] == said.resolved["direct_sf"] == ("true" if switch == "1" else "false")
+    assert said.resolved["backend"] == "cpu"
+    assert set(said.configuration.values()) >= {"nvfp4", "false"}
+    other = engine.server_report({**arm, "flags": {"max_num_seqs": 7}}, "", page)
+    assert other is not None
+    assert other.planned["max_num_seqs"] == "7" != other.resolved["max_num_seqs"]
+
+
 def test_both_arms_give_the_same_tokens_and_only_the_composed_one_swizzles(
     model: Path, plan: Path, tmp_path: Path
 ) -> None:
@@ -174,6 +190,7 @@ def test_both_arms_give_the_same_tokens_and_only_the_composed_one_swizzles(
             answers.append([answer["choices"][0]["text"] for answer in texts])
             swizzles, gemms = server.metric("nvfp4_standalone_swizzles_total"), server.metric("nvfp4_gemms_total")
             assert swizzles == (8 if switch == "1" else 8 + gemms)
+            assert_says_its_arguments(server, switch)
     assert answers[0] == answers[1]
     assert len(set(answers[0])) == len(PROMPTS)
 

@@ -81,7 +81,7 @@ def test_prompts_are_drawn_from_printable_tokens_of_the_configured_vocabulary(tm
 
 def test_what_the_engine_lacks_is_not_claimed(tmp_path: Path) -> None:
     engine: Engine = LlamaCpp({}, tmp_path)
-    assert engine.capabilities == {"arm_counters", "sequential_proof", "token_ids"}
+    assert engine.capabilities == {"arm_counters", "sequential_proof", "server_arguments", "token_ids"}
     assert engine.plan_report("", "") is None
     assert engine.model_gate_argv(BATCHED, None) is None
     assert engine.model_gate_report("") is None
@@ -109,6 +109,17 @@ def test_slots_prove_the_arm(arm: dict[str, Any], text: str, active: bool, tmp_p
     proof = LlamaCpp({}, tmp_path).arm_proof(arm, "", text)
     assert proof is not None
     assert proof.active is active, proof
+
+
+def test_slots_and_context_are_read_back_and_a_missing_page_says_nothing(tmp_path: Path) -> None:
+    engine = LlamaCpp({}, tmp_path)
+    said = engine.server_report(BATCHED, "", metrics("1") + "\n" + props(1))
+    assert said is not None
+    assert said.planned == {"slots": "16", "slot_context": "1280"}
+    assert said.resolved == {"slots": "1", "slot_context": "1280"}
+    silent = engine.server_report(BATCHED, "", metrics("1"))
+    assert silent is not None
+    assert set(silent.resolved.values()) == {None}
 
 
 def test_the_proof_needs_props_beside_metrics(tmp_path: Path) -> None:
