@@ -19,7 +19,7 @@ NOT_JOINED = (
     "Acceptance is not joined: each run keeps the strict verdict that it was sealed with, and nothing here changes one."
 )
 STOPPING = (
-    "The labels hold for a number of campaigns that was fixed before the first (`pairs_needed` of a run tells it). "
+    "The labels hold for a number of campaigns that was fixed before the first: the pairs needed of a run tell it. "
     "Looking after each and stopping once a label pleases, or leaving out what does not please, finds REAL more often "
     "than the level says."
 )

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from harness.cli import main
 from harness.report import evidence, html
 from harness.verify import verify
+from tests.unit import test_joint
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "evidence" / "example"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -89,6 +91,18 @@ def test_the_page_fits_its_words_are_whole_and_the_keyboard_reaches_everything(
     assert found["drawings"] > 60
     assert found["first"] == "Skip to the content"
     assert found["reached"]
+    assert all(found["reached"])
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_joined_campaigns_fit_and_are_reached_by_keyboard(width: int, tmp_path: Path) -> None:
+    roots = [str(root) for root in test_joint.three(tmp_path / "evidence")]
+    page = tmp_path / "joint.html"
+    assert main(["report", "--join", *roots, "--html", str(page), "--markdown", str(tmp_path / "joint.md")]) == 0
+    found = measured(page.read_text(), width, tmp_path)
+    assert found["width"] <= width
+    assert [found[name] for name in ("wide", "cut", "crowded")] == [[], [], []]
+    assert found["drawings"] == 23 + 1  # an axis each, and the scale
     assert all(found["reached"])
 
 
